@@ -17,7 +17,6 @@ from topics_service.engine.blocks import BlockCache, LogBlocks
 from topics_service.engine.deletes import Chunk, Deletes, decode_chunk
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.log import Log
-from topics_service.engine.model import GapReason
 from topics_service.engine.offsets.positions import (
     GroupRow,
     Position,
@@ -59,8 +58,7 @@ def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iter
     gaps: dict[int, list[Gap]] = {}
     for log_id, start, value in _pairs(store, Family.GAPS):
         with _refuse_damage(f"the gap at {start} of log {log_id}"):
-            reason = msgspec.convert(value[8:].decode(), GapReason)
-            gaps.setdefault(log_id, []).append(Gap(start, keys.read_u64(value), reason))
+            gaps.setdefault(log_id, []).append(Gap.of_row(start, value))
     batch = writer.begin()
     batch.put(Family.META, _BOOT_KEY, boot_id.encode())
     topics = list(store.scan(Family.TOPICS, *_ALL))

@@ -28,7 +28,7 @@ from topics_service.engine.errors import (
     topic_recreated,
 )
 from topics_service.engine.limits import Limits
-from topics_service.engine.model import BulkRequest, DiffReply, GapReason
+from topics_service.engine.model import BulkRequest, DiffReply
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.topic import TopicRow, decode_row
 from topics_service.storage import keys
@@ -164,8 +164,7 @@ class Replica:
                 }
             )
             s.gaps = tuple(
-                Gap(keys.read_u64(key, 8), keys.read_u64(gap), msgspec.convert(gap[8:].decode(), GapReason))
-                for key, gap in store.scan(Family.GAPS, *keys.log_range(log_id))
+                Gap.of_row(keys.read_u64(key, 8), gap) for key, gap in store.scan(Family.GAPS, *keys.log_range(log_id))
             )
         if s.volatile_from:
             raise _elsewhere(request, "records of it are in memory only")

@@ -2,9 +2,10 @@
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
+import msgspec
 from msgspec import Struct
 
 from topics_service.engine.deletes import Deletes
@@ -24,6 +25,11 @@ class Gap(Struct, frozen=True):
     start: int
     stop: int
     reason: GapReason
+
+    @classmethod
+    def of_row(cls, start: int, value: bytes) -> "Gap":
+        """The gap at `start` from its row. Raises struct.error or ValueError if the value is damaged."""
+        return cls(start, keys.read_u64(value), msgspec.convert(value[8:].decode(), GapReason))
 
     def row(self, log_id: int) -> tuple[bytes, bytes]:
         """Key and value of its row in Family.GAPS."""
@@ -129,6 +135,18 @@ class Snapshot(Struct):
             return 0
         first, last = bisect_left(self.gaps, start, key=_stop_of), bisect_left(self.gaps, stop, key=_start_of)
         return sum(min(gap.stop + 1, stop) - max(gap.start, start) for gap in self.gaps[first:last])
+
+    def between_gaps(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """The ranges of [start, stop) outside interior gaps, as their first and last seq."""
+        while start < stop:
+            gap = self.gap_at(start)
+            if gap is not None:
+                start = gap.stop + 1
+                continue
+            gap = self.next_gap(start)
+            end = stop if gap is None else min(stop, gap.start)
+            yield start, end - 1
+            start = end
 
     def first_live(self, seq: int) -> int:
         """The first live seq at or above `seq`; head + 1 if there is none."""

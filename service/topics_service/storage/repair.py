@@ -13,8 +13,8 @@ from topics_service.storage import clean_shutdown, damagedfiles, manifest, table
 from topics_service.storage.boot import boot_id
 from topics_service.storage.familyids import family_ids
 from topics_service.storage.manifest import TableFacts
-from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksStore, _name, _options, find_damage
-from topics_service.storage.store import Family, StoreError, StoreOpenError, WriteBatch
+from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, ReadingStore, _name, _options, find_damage
+from topics_service.storage.store import Family, StoreError, StoreOpenError
 from topics_service.storage.wal import quarantine, validation
 
 _CACHE_BYTES: Final = 16 << 20
@@ -248,8 +248,10 @@ def _make_families_known(own: Path) -> str | None:
     return None
 
 
-class _ScratchStore(RocksStore):
+class _ScratchStore(ReadingStore):
     """A database in a directory of our own, which is thrown away."""
+
+    _IS = "a database under repair"
 
     def __init__(self, own: Path, recovery: DBRecoveryMode) -> None:
         """Raises StoreOpenError."""
@@ -266,11 +268,3 @@ class _ScratchStore(RocksStore):
         self._path = own
         self._families = [self._db.get_column_family(_name(family)) for family in Family]
         self._handles = []
-
-    def write(self, batch: WriteBatch) -> None:
-        """Not supported: raises StoreError."""
-        raise StoreError("a database under repair is read-only")
-
-    def close(self) -> None:
-        """Release the files."""
-        self._release()

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 from rocksdict import (
     BlockBasedOptions,
@@ -386,6 +386,27 @@ class RocksStore:
             raise StoreError(f"close failed: {error}") from error
         finally:
             self._let_go()
+
+
+class ReadingStore(RocksStore):
+    """A database that is opened for reading only; a subclass opens it."""
+
+    _IS: ClassVar[str]  # what it is, in errors
+
+    def batch(self) -> RocksBatch:
+        """Not supported: raises StoreError."""
+        raise StoreError(f"{self._IS} is read-only")
+
+    def write(self, batch: WriteBatch) -> None:
+        """Not supported: raises StoreError."""
+        raise StoreError(f"{self._IS} is read-only")
+
+    def sync(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Release the files. The database is unchanged."""
+        self._release()
 
 
 def find_damage(path: Path, boot_id: str) -> validation.Break | None:

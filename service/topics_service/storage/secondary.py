@@ -7,8 +7,8 @@ from pathlib import Path
 from rocksdict import AccessType, Cache, Options, Rdict
 
 from topics_service.storage.private import make_private
-from topics_service.storage.rocks import RocksBatch, RocksStore, _name, _options
-from topics_service.storage.store import Family, StoreError, StoreOpenError, WriteBatch
+from topics_service.storage.rocks import ReadingStore, _name, _options
+from topics_service.storage.store import Family, StoreError, StoreOpenError
 
 log = logging.getLogger("topics.storage")
 
@@ -16,12 +16,14 @@ _TRIES = 50
 _LOG_BYTES = 1 << 20
 
 
-class SecondaryStore(RocksStore):
+class SecondaryStore(ReadingStore):
     """Implements Store for reading, in a separate process; nothing is ever written to the data directory.
 
     Its content is fixed between two calls of `catch_up`, even while the writer deletes and compacts: the files are kept
     open.
     """
+
+    _IS = "a follower"
 
     def __init__(self, path: Path, own: Path, *, block_cache_bytes: int = 16 << 20) -> None:
         """Open the database in `path`; `own` is a directory for this instance alone. Raises StoreOpenError."""
@@ -93,21 +95,6 @@ class SecondaryStore(RocksStore):
     def _is_overtaken(self, manifest: tuple[str, int], log: int) -> bool:
         """Return whether rows may have been flushed that were never read from their log."""
         return self._caught is None or (manifest != self._caught[0] and log > self._caught[1])
-
-    def batch(self) -> RocksBatch:
-        """Not supported: raises StoreError."""
-        raise StoreError("a follower is read-only")
-
-    def write(self, batch: WriteBatch) -> None:
-        """Not supported: raises StoreError."""
-        raise StoreError("a follower is read-only")
-
-    def sync(self) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Release the files. The database is unchanged."""
-        self._release()
 
     def _manifest(self) -> tuple[str, int]:
         """The current manifest and its size: it grows with each flush and compaction, before files are removed."""

@@ -13,9 +13,17 @@ from rocksdict import AccessType, Cache, Rdict, ReadOptions
 from topics_service.storage import corruption, damagedfiles, tablelist
 from topics_service.storage.boot import boot_id
 from topics_service.storage.holding import is_held
-from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, RocksBatch, RocksStore, _name, _options, find_damage
+from topics_service.storage.rocks import (
+    _FORMAT,
+    _FORMAT_KEY,
+    ReadingStore,
+    RocksStore,
+    _name,
+    _options,
+    find_damage,
+)
 from topics_service.storage.secondary import SecondaryStore
-from topics_service.storage.store import Family, StoreError, StoreOpenError, WriteBatch
+from topics_service.storage.store import Family, StoreError, StoreOpenError
 from topics_service.storage.wal import quarantine
 
 _CACHE_BYTES: Final = 16 << 20
@@ -126,11 +134,13 @@ def opened(path: Path) -> Iterator[DirectorySource]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-class _ReadOnlyStore(RocksStore):
+class _ReadOnlyStore(ReadingStore):
     """A database without a writer, opened through links from a directory of our own.
 
     RocksDB's read-only mode changes nothing, but rocksdict puts a file of its own into the directory.
     """
+
+    _IS = "a database under verification"
 
     def __init__(self, path: Path, scratch: Path) -> None:
         """Raises StoreOpenError."""
@@ -156,18 +166,3 @@ class _ReadOnlyStore(RocksStore):
         self._path = scratch
         self._families = [self._db.get_column_family(_name(family)) for family in Family]
         self._handles = []
-
-    def batch(self) -> RocksBatch:
-        """Not supported: raises StoreError."""
-        raise StoreError("a database under verification is read-only")
-
-    def write(self, batch: WriteBatch) -> None:
-        """Not supported: raises StoreError."""
-        raise StoreError("a database under verification is read-only")
-
-    def sync(self) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Release the files."""
-        self._release()

@@ -2,11 +2,9 @@
 
 from contextlib import suppress
 
-import msgspec
-
 from topics_service.engine import names, snapshot
 from topics_service.engine.deletes import CHUNK_BITS, Chunk, Deletes, decode_chunk
-from topics_service.engine.model import GapReason, TopicConfig
+from topics_service.engine.model import TopicConfig
 from topics_service.engine.repair.actions import Rows, log_of
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.topic import TopicRow, decode_row
@@ -113,7 +111,7 @@ def gaps_and_deletes(rows: Rows, ledger: Ledger, *, bring_back: bool) -> dict[in
     for key, value in rows.family(Family.GAPS):
         ledger.see(log_of(key))
         with suppress(*DECODING):
-            gap = Gap(keys.read_u64(key, 8), keys.read_u64(value), msgspec.convert(value[8:].decode(), GapReason))
+            gap = Gap.of_row(keys.read_u64(key, 8), value)
             last = gaps.setdefault(log_of(key), [])
             if (last[-1].stop if last else 0) < gap.start <= gap.stop:
                 last.append(gap)

@@ -1,7 +1,5 @@
 """The records of one log: the blocks that can be read are saved, what lies between them becomes gaps."""
 
-from collections.abc import Iterator
-
 from pyroaring import BitMap
 
 from topics_service.engine import snapshot, tags
@@ -10,10 +8,12 @@ from topics_service.engine.maintenance import SEAL_RECORDS
 from topics_service.engine.repair.actions import Rows, Uncertain
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.verify.findings import DECODING, Part
+from topics_service.engine.verify.walk import LiveBytes
 from topics_service.storage import keys
 from topics_service.storage.block import Block, StoredBlock
 from topics_service.storage.kafkablock import decode, encode
 from topics_service.storage.store import Family
+from topics_service.storage.verify import Damage
 
 _ALL = 1 << 20  # seqs to pass over where nothing at all tells how far a log was
 
@@ -39,8 +39,7 @@ class LogSalvage:
         self._first: int | None = None  # where the first block begins that is saved
         self._next = self.s.earliest
         self._cum: int | None = None
-        self._bytes = 0
-        self._dead: dict[int, int] = {}
+        self._sums = LiveBytes(self.s)
         self._lost: list[Gap] = []
         self._run: list[Block] = []
         self._run_records = 0
@@ -71,8 +70,11 @@ class LogSalvage:
         self._cum += block.nbytes
         self._next = stop
         s.last_ts, s.max_ts = max(s.last_ts, block.last_ts), max(s.max_ts, block.max_ts)
-        self._count(block)
+        self._sums.add(block, stop)
         self._index(block)
+
+    def damage(self, damage: Damage) -> None:
+        """What is missing shows in the seqs of the rows."""
 
     def finish(self) -> None:
         """There are no more blocks: save gaps, deletes and the state."""
@@ -120,35 +122,16 @@ class LogSalvage:
 
     def _counters(self) -> None:
         s, count = self.s, self.s.live_between(self.s.earliest, self.s.head + 1)
-        if not self._lost and not self._derived and (s.count, s.bytes) != (count, self._bytes):
-            what = f"{s.count} records of {s.bytes} bytes were {count} of {self._bytes}"
+        if not self._lost and not self._derived and (s.count, s.bytes) != (count, self._sums.live):
+            what = f"{s.count} records of {s.bytes} bytes were {count} of {self._sums.live}"
             self._rows.report("derived", f"its counters: {what}", self._part)
-        s.count, s.bytes = count, self._bytes
+        s.count, s.bytes = count, self._sums.live
 
     def _lose(self, start: int, stop: int) -> None:
         """The seqs of [start, stop) that lie in no gap become one each."""
-        for first, last in self._between_gaps(start, stop):
+        for first, last in self.s.between_gaps(start, stop):
             self._lost.append(Gap(first, last, "cap"))
             self._rows.report("gap", "can't be read any more", self._part, first, last)
-
-    def _between_gaps(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        while start < stop:
-            gap = self.s.gap_at(start)
-            if gap is not None:
-                start = gap.stop + 1
-                continue
-            gap = self.s.next_gap(start)
-            end = stop if gap is None else min(stop, gap.start)
-            yield start, end - 1
-            start = end
-
-    def _count(self, block: StoredBlock) -> None:
-        low = max(block.base_seq, self.s.earliest)
-        self._bytes += block.nbytes - block.sizes_upto(low - block.base_seq)
-        for seq in self.s.deletes.between(low, block.end_seq):
-            size = block.size_at(seq - block.base_seq)
-            self._bytes -= size
-            self._dead[seq >> CHUNK_BITS] = self._dead.get(seq >> CHUNK_BITS, 0) + size
 
     def _deletes(self) -> Deletes:
         """The marks of what is saved, with the bytes that were counted."""
@@ -159,7 +142,7 @@ class LogSalvage:
             for gap in s.gaps:
                 if gap.start < stop and gap.stop >= base:
                     marks.remove_range(max(gap.start, base) - base, min(gap.stop + 1, stop) - base)
-            chunk = Chunk(marks, self._dead.get(number, 0))
+            chunk = Chunk(marks, self._sums.dead.get(number, 0))
             if chunk == s.deletes._chunks[number]:
                 chunks[number] = s.deletes._chunks[number]  # byte for byte
             elif marks:

@@ -1,8 +1,6 @@
 """One repair of a store, from its catalog to the last row."""
 
-from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from msgspec import Struct
 
@@ -10,11 +8,10 @@ from topics_service.engine.repair import auxiliary, catalog, references
 from topics_service.engine.repair.actions import Action, Rows, Sink, Uncertain
 from topics_service.engine.repair.catalog import Ledger
 from topics_service.engine.repair.records import LogSalvage
+from topics_service.engine.verify.walk import walk
 from topics_service.storage import keys
 from topics_service.storage.store import Family
-from topics_service.storage.verify import Damage, Source
-
-_END: Final = (1 << 64) - 1  # no log has this id
+from topics_service.storage.verify import Source
 
 
 class Saved(Struct, kw_only=True):
@@ -46,8 +43,6 @@ class Salvage:
         self._rows = Rows(source, sink, report)
         self._end = end or Uncertain()
         self._bring_back = bring_back
-        self.progress: Callable[[int], None] = lambda _: None
-        """Told of so many more records that were saved."""
 
     def run(self) -> Saved:
         """Do it. Blocks, for as long as the disk takes."""
@@ -71,38 +66,14 @@ class Salvage:
         )
 
     def _records(self, ledger: Ledger, lost: dict[int, list[tuple[int, int]]], known: dict[int, int]) -> None:
-        waiting = deque(sorted(ledger.parts))
-        current: LogSalvage | None = None
-        log_id = 0
-        strange: set[int] = set()
+        def begin(log_id: int) -> LogSalvage:
+            return LogSalvage(
+                self._rows, ledger.parts[log_id], lost.get(log_id, []),
+                derived=log_id in ledger.derived, known_head=known.get(log_id, 0), end=self._end,
+            )  # fmt: skip
 
-        def finish_below(stop: int) -> None:
-            """Finish the log under way, if it is below `stop`, and all that wait up to there."""
-            nonlocal current, log_id
-            while True:
-                if current is not None:
-                    if log_id >= stop:
-                        return
-                    current.finish()
-                    current = None
-                if not waiting or waiting[0] > stop:
-                    return
-                log_id = waiting.popleft()
-                current = LogSalvage(
-                    self._rows, ledger.parts[log_id], lost.get(log_id, []),
-                    derived=log_id in ledger.derived, known_head=known.get(log_id, 0), end=self._end,
-                )  # fmt: skip
+        def strange(log_id: int) -> None:
+            ledger.see(log_id)
+            self._rows.report("lost", f"the records of log {log_id}, whose topic is gone, stay in the quarantine")
 
-        for found in self._rows.source.rows(Family.BLOCKS):
-            if isinstance(found, Damage):
-                continue
-            owner = keys.read_u64(found[0])
-            ledger.see(owner)
-            finish_below(owner)
-            if current is not None and log_id == owner:
-                current.row(*found)
-                self.progress(1)
-            elif owner not in strange:
-                strange.add(owner)
-                self._rows.report("lost", f"the records of log {owner}, whose topic is gone, stay in the quarantine")
-        finish_below(_END)
+        walk(self._rows.source, ledger.parts, begin, strange)

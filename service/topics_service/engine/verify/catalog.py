@@ -3,12 +3,9 @@
 from collections.abc import Mapping
 from typing import Final
 
-import msgspec
-
 from topics_client.units import counted
 from topics_service.engine import snapshot
 from topics_service.engine.deletes import CHUNK_BITS, Chunk, Deletes, decode_chunk
-from topics_service.engine.model import GapReason
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.topic import decode_row
 from topics_service.engine.verify.findings import Findings, Part
@@ -81,8 +78,7 @@ def load(findings: Findings, part: Part, s: Snapshot) -> None:
     gaps: list[Gap] = []
     for key, value in findings.rows(Family.GAPS, start, stop):
         with findings.decoding("a gap", part, hole=True):
-            reason = msgspec.convert(value[8:].decode(), GapReason)
-            gaps.append(Gap(keys.read_u64(key, 8), keys.read_u64(value), reason))
+            gaps.append(Gap.of_row(keys.read_u64(key, 8), value))
     s.deletes, s.gaps = Deletes(chunks), tuple(gaps)
     part.certain = findings.holes == whole
     _check_state(findings, part, s)

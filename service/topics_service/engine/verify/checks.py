@@ -1,8 +1,6 @@
 """One audit of a store, from its catalog to the last row."""
 
-from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from msgspec import Struct
 
@@ -11,11 +9,10 @@ from topics_service.engine.verify import auxiliary, catalog, references
 from topics_service.engine.verify.findings import Findings, Part, Problem
 from topics_service.engine.verify.records import Records
 from topics_service.engine.verify.tagindex import TagIndex
+from topics_service.engine.verify.walk import END, walk
 from topics_service.storage import keys
 from topics_service.storage.store import Family
-from topics_service.storage.verify import Damage, Source
-
-_END: Final = (1 << 64) - 1  # no log has this id
+from topics_service.storage.verify import Source
 
 
 class Totals(Struct, kw_only=True):
@@ -72,61 +69,19 @@ class Audit:
         return self.totals
 
     def _records(self) -> None:
-        waiting = deque(sorted(self._parts))
-        damages: list[Damage] = []
-        log: _LogAudit | None = None
-        strange = -1
-        for found in self._source.rows(Family.BLOCKS):
-            if isinstance(found, Damage):
-                damages.append(found)
-                if log is not None:
-                    log.records.damage(found)
-                log = self._go_on(log, waiting, _END if found.before is None else keys.read_u64(found.before), found)
-                continue
-            log_id = keys.read_u64(found[0])
-            log = self._go_on(log, waiting, log_id)
-            if log is not None:
-                before = log.records.count
-                log.records.row(*found)
-                self._count(log.records.count - before)
-            elif log_id not in self._parts and log_id != strange:
-                strange = log_id
-                self._findings.report("orphan", f"the records of log {log_id} belong to no topic")
-        self._go_on(log, waiting, _END)
-        for damage in damages:
+        def begin(log_id: int) -> _LogAudit | None:
+            part = self._parts[log_id]
+            if part.s is None:
+                return None
+            catalog.load(self._findings, part, part.s)
+            return _LogAudit(self._findings, part, part.s, self._count, deep=self._deep)
+
+        def strange(log_id: int) -> None:
+            self._findings.report("orphan", f"the records of log {log_id} belong to no topic")
+
+        for damage in walk(self._source, self._parts, begin, strange):
             if damage not in self._findings.reported:  # of what is dead
                 self._findings.unreadable(Family.BLOCKS, damage)
-
-    def _go_on(
-        self, log: "_LogAudit | None", waiting: deque[int], log_id: int, damage: Damage | None = None
-    ) -> "_LogAudit | None":
-        """End `log` and those that wait up to `log_id`; returns the audit of that one, if there is such a log.
-
-        Those that are begun here may have lost rows to `damage`.
-        """
-        if log is not None and log.part.log_id == log_id:
-            return log
-        while True:
-            if log is not None:
-                self._end(log)
-                log = None
-            if not waiting or waiting[0] > log_id:
-                return None
-            part = self._parts[waiting.popleft()]
-            if part.s is None:
-                continue
-            catalog.load(self._findings, part, part.s)
-            log = _LogAudit(self._findings, part, part.s, deep=self._deep)
-            if damage is not None:
-                log.records.damage(damage)
-            if part.log_id == log_id:
-                return log
-
-    def _end(self, log: "_LogAudit") -> None:
-        log.records.finish()
-        if self._deep:
-            log.tags.finish()
-        log.part.let_go()
 
     def _count(self, records: int) -> None:
         self.totals.records += records
@@ -135,7 +90,7 @@ class Audit:
     def _other_rows(self, family: Family, what: str) -> None:
         """Rows of a family that is read log by log which are between the logs. They are found by seeking."""
         start = 0
-        for log_id in [*sorted(self._parts), _END]:
+        for log_id in [*sorted(self._parts), END]:
             if log_id > start:
                 stop = keys.u64(log_id)
                 for key, _ in self._findings.rows(family, keys.u64(start), stop):
@@ -147,7 +102,24 @@ class Audit:
 class _LogAudit:
     """The audit of one log under way."""
 
-    def __init__(self, findings: Findings, part: Part, s: Snapshot, *, deep: bool) -> None:
-        self.part = part
-        self.tags = TagIndex(findings, part, s, deep=deep)
-        self.records = Records(findings, part, s, self.tags.look if deep else None)
+    def __init__(
+        self, findings: Findings, part: Part, s: Snapshot, count: Callable[[int], None], *, deep: bool
+    ) -> None:
+        """`count` is called with so many more records that were read."""
+        self._part = part
+        self._count = count
+        self._tags = TagIndex(findings, part, s, deep=deep)
+        self._records = Records(findings, part, s, self._tags.look if deep else None)
+        self._deep = deep
+        self.damage = self._records.damage
+
+    def row(self, key: bytes, value: bytes) -> None:
+        """See LogVisitor."""
+        self._count(self._records.row(key, value))
+
+    def finish(self) -> None:
+        """See LogVisitor."""
+        self._records.finish()
+        if self._deep:
+            self._tags.finish()
+        self._part.let_go()

@@ -1,10 +1,11 @@
 """The records of one log against its state: each can be read, none is missing, and the sums are right."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from topics_service.engine.deletes import CHUNK_BITS
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.verify.findings import DECODING, Findings, Part
+from topics_service.engine.verify.walk import LiveBytes
 from topics_service.storage import keys
 from topics_service.storage.block import StoredBlock
 from topics_service.storage.kafkablock import decode
@@ -19,8 +20,6 @@ class Records:
         self, findings: Findings, part: Part, s: Snapshot, look: Callable[[StoredBlock], None] | None = None
     ) -> None:
         """`look` is shown each block that is as it was written, with its columns decoded."""
-        self.count = 0
-        """Records that were read."""
         self._findings = findings
         self._part = part
         self._s = s
@@ -30,15 +29,14 @@ class Records:
         self._before: StoredBlock | None = None
         self._why: Damage | str | None = None  # what stands where the next records should be
         self._whole = True
-        self._bytes = 0
-        self._dead: dict[int, int] = {}
+        self._sums = LiveBytes(s)
 
     def damage(self, damage: Damage) -> None:
         """Here rows can't be read."""
         self._why, self._whole = damage, False
 
-    def row(self, key: bytes, value: bytes) -> None:
-        """The next row."""
+    def row(self, key: bytes, value: bytes) -> int:
+        """The next row. Returns how many records it holds, 0 if it can't be read."""
         part, base = self._part, keys.read_u64(key, 8)
         try:
             block = decode(value, part.log_id, base)
@@ -47,15 +45,15 @@ class Records:
         except DECODING as error:
             self._cover(base)
             self._why, self._whole = str(error), False
-            return
+            return 0
         self._cover(base)
         self._check(block)
-        self.count += block.count
         self._next = max(self._next, block.end_seq)
         self._before = block
-        self._sum(block)
+        self._sums.add(block, self._top + 1)
         if self._look is not None:
             self._look(block)
+        return block.count
 
     def finish(self) -> None:
         """There are no more."""
@@ -63,8 +61,8 @@ class Records:
         self._cover(self._top + 1)
         if not self._whole or self._part.settled is None:
             return
-        if self._bytes != s.bytes:
-            self._wrong(f"it counts {s.bytes} bytes, its records have {self._bytes}")
+        if self._sums.live != s.bytes:
+            self._wrong(f"it counts {s.bytes} bytes, its records have {self._sums.live}")
         before = self._before
         if before is not None and before.cum_bytes + before.nbytes != s.cum_bytes:
             total = before.cum_bytes + before.nbytes
@@ -76,15 +74,15 @@ class Records:
             if s.deletes.count(first, s.earliest):
                 continue  # records that it marks can be gone
             marked = s.deletes.dead_bytes(first, first + (1 << CHUNK_BITS), lambda _: 0)
-            if marked != self._dead.get(number, 0):
-                text = f"a delete bitmap counts {marked} bytes, its records have {self._dead.get(number, 0)}"
+            if marked != self._sums.dead.get(number, 0):
+                text = f"a delete bitmap counts {marked} bytes, its records have {self._sums.dead.get(number, 0)}"
                 self._wrong(text, first, first + (1 << CHUNK_BITS) - 1)
 
     def _cover(self, stop: int) -> None:
         """The next records begin at `stop`: what should be there before is not."""
         why, self._why = self._why, None
         reported = False
-        for first, last in self._wanted(self._next, min(stop, self._top + 1)):
+        for first, last in self._s.between_gaps(self._next, min(stop, self._top + 1)):
             reported, self._whole = True, False
             if why is None:
                 self._findings.report("missing", "no block holds these records", self._part, first, last)
@@ -95,18 +93,6 @@ class Records:
         if isinstance(why, str) and not reported:
             self._findings.report("damaged", f"a block of dead records can't be read: {why}", self._part)
         self._next = max(self._next, stop)
-
-    def _wanted(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """The ranges [first, last] of [start, stop) that lie in no gap."""
-        while start < stop:
-            gap = self._s.gap_at(start)
-            if gap is not None:
-                start = gap.stop + 1
-                continue
-            gap = self._s.next_gap(start)
-            end = stop if gap is None else min(stop, gap.start)
-            yield start, end - 1
-            start = end
 
     def _check(self, block: StoredBlock) -> None:
         first, last, before = block.base_seq, block.end_seq - 1, self._before
@@ -120,17 +106,6 @@ class Records:
             self._wrong("the bytes before these records are not counted right", first, last)
         if block.first_ts < before.last_ts or block.max_ts < before.max_ts:
             self._wrong("these records are older than those before them", first, last)
-
-    def _sum(self, block: StoredBlock) -> None:
-        s, base = self._s, block.base_seq
-        low, high = max(base, s.earliest), min(block.end_seq, self._top + 1)
-        if low >= high:
-            return
-        self._bytes += block.sizes_upto(high - base) - block.sizes_upto(low - base)
-        for seq in s.deletes.between(low, high):
-            size = block.size_at(seq - base)
-            self._bytes -= size
-            self._dead[seq >> CHUNK_BITS] = self._dead.get(seq >> CHUNK_BITS, 0) + size
 
     def _wrong(self, text: str, first: int | None = None, last: int | None = None) -> None:
         self._findings.report("mismatch", text, self._part, first, last)
