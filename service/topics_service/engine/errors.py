@@ -1,59 +1,14 @@
-"""The registry of error reasons, shared by all protocols.
+"""Errors, shared by all protocols.
 
 A `TopicsError` carries a `Reason`; protocols look up its HTTP status, gRPC status name and whether a retry can help.
 The codes are the stable `error.code` strings of docs/errors.md.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from topics_client.units import counted
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorSpec:
-    """The form of one reason on each protocol."""
-
-    code: str
-    http_status: int
-    grpc_status: str  # the name of a grpc.StatusCode
-    retryable: bool = False
-
-
-class Reason(Enum):
-    """Every reason a request can fail for."""
-
-    INVALID_REQUEST = ErrorSpec("invalid_request", 400, "INVALID_ARGUMENT")
-    BATCH_TOO_LARGE = ErrorSpec("batch_too_large", 400, "INVALID_ARGUMENT")
-    RECORD_TOO_LARGE = ErrorSpec("record_too_large", 400, "INVALID_ARGUMENT")
-    UNAUTHORIZED = ErrorSpec("unauthorized", 401, "UNAUTHENTICATED")
-    FORBIDDEN = ErrorSpec("forbidden", 403, "PERMISSION_DENIED")
-    TOPIC_NOT_FOUND = ErrorSpec("topic_not_found", 404, "NOT_FOUND")
-    ROUTER_NOT_FOUND = ErrorSpec("router_not_found", 404, "NOT_FOUND")
-    PARTITION_NOT_FOUND = ErrorSpec("partition_not_found", 404, "NOT_FOUND")
-    GROUP_NOT_FOUND = ErrorSpec("group_not_found", 404, "NOT_FOUND")
-    NOT_FOUND = ErrorSpec("not_found", 404, "NOT_FOUND")
-    METHOD_NOT_ALLOWED = ErrorSpec("method_not_allowed", 405, "UNIMPLEMENTED")
-    NOT_ACCEPTABLE = ErrorSpec("not_acceptable", 406, "INVALID_ARGUMENT")
-    ROUTER_CYCLE = ErrorSpec("router_cycle", 409, "FAILED_PRECONDITION")
-    TOPIC_EXISTS_INCOMPATIBLE = ErrorSpec("topic_exists_incompatible", 409, "FAILED_PRECONDITION")
-    TOPIC_NOT_EMPTY = ErrorSpec("topic_not_empty", 409, "FAILED_PRECONDITION")
-    GROUP_NOT_EMPTY = ErrorSpec("group_not_empty", 409, "FAILED_PRECONDITION")
-    NOT_A_QUEUE = ErrorSpec("not_a_queue", 409, "FAILED_PRECONDITION")
-    PAYLOAD_TOO_LARGE = ErrorSpec("payload_too_large", 413, "RESOURCE_EXHAUSTED")
-    UNSUPPORTED_MEDIA_TYPE = ErrorSpec("unsupported_media_type", 415, "INVALID_ARGUMENT")
-    TOPIC_FULL = ErrorSpec("topic_full", 422, "FAILED_PRECONDITION")
-    THROTTLED = ErrorSpec("throttled", 429, "RESOURCE_EXHAUSTED", retryable=True)
-    INTERNAL = ErrorSpec("internal", 500, "INTERNAL")
-    NOT_READY = ErrorSpec("not_ready", 503, "UNAVAILABLE", retryable=True)
-    SHUTTING_DOWN = ErrorSpec("shutting_down", 503, "UNAVAILABLE", retryable=True)
-
-    @property
-    def code(self) -> str:
-        """The stable snake_case string that clients branch on."""
-        return self.value.code
+from topics_service.engine.reasons import Reason as Reason  # for importers of both
 
 
 class TopicsError(Exception):
