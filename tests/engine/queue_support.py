@@ -67,7 +67,7 @@ class QueueWorld(World):
         **request: Any,
     ) -> SettleReply:
         settle = SettleRequest(topic=topic, node=node, seqs=list(seqs), lease_ids=list(tokens), **request)
-        reply: SettleReply = getattr(self.engine.queues, call)(settle)[0]
+        reply: SettleReply = getattr(self.engine.queues.settlement, call)(settle)[0]
         return reply
 
     def ack(self, *seqs: int, node: str = "w", tokens: Sequence[str] = (), topic: str = "q") -> SettleReply:
@@ -102,7 +102,7 @@ class QueueWorld(World):
     def redrive(
         self, match: TagMatch | None = None, max_jobs: int = 0, topic: str = "q", start: int = 1
     ) -> RedriveReply:
-        reply, _ = self.engine.queues.redrive(RedriveRequest(topic=topic, match=match, max=max_jobs, start=start))
+        reply, _ = self.engine.queues.mover.redrive(RedriveRequest(topic=topic, match=match, max=max_jobs, start=start))
         self.engine.sync()
         return reply
 

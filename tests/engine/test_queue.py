@@ -31,7 +31,7 @@ def world() -> QueueWorld:
 def refused(world: QueueWorld, call: str, **request: Any) -> str:
     settle = SettleRequest(**{"topic": "q", "node": "w", "seqs": [1], **request})
     with pytest.raises(TopicsError) as error:
-        getattr(world.engine.queues, call)(settle)
+        getattr(world.engine.queues.settlement, call)(settle)
     return code(error)
 
 
@@ -406,7 +406,7 @@ def test_alarms_stay_in_proportion(world: QueueWorld, monkeypatch: pytest.Monkey
     monkeypatch.setattr("topics_service.engine.queue.alarms._SLACK", 8)
     world.work(1, 1)
     world.claim(max_jobs=2)
-    queue = world.engine.queues._open("q")[1]
+    queue = world.engine.queues.open("q")[1]
     for _ in range(200):
         world.extend(1, 2)
         world.clock.advance(1)
@@ -424,19 +424,23 @@ def test_a_connection_gives_back_what_it_still_holds(world: QueueWorld) -> None:
     assert world.take() == [4], "another claim of the same node"
     world.ack(1)
     queues = world.engine.queues
-    assert (queues.held("q", mine), queues.held("q", {}), queues.held("absent", mine)) == ({2, 3}, set(), set())
-    assert queues.release("q", {**mine, 4: "lease_" + "0" * 32}) == 2
+    assert (
+        queues.settlement.held("q", mine),
+        queues.settlement.held("q", {}),
+        queues.settlement.held("absent", mine),
+    ) == ({2, 3}, set(), set())
+    assert queues.settlement.release("q", {**mine, 4: "lease_" + "0" * 32}) == 2
     assert world.counters() == (3, 1, 0)
     assert [job.deliveries for job in world.claim(max_jobs=2)] == [2, 2], "the delivery counts"
-    assert queues.release("q", mine) == 0, "the leases are others' now"
-    assert queues.release("absent", mine) == 0
+    assert queues.settlement.release("q", mine) == 0, "the leases are others' now"
+    assert queues.settlement.release("absent", mine) == 0
 
 
 def test_a_deleted_queue_takes_its_leases_along(world: QueueWorld) -> None:
     world.work()
     [job] = world.claim()
     world.engine.delete_topic("q")
-    assert world.engine.queues.release("q", {1: job.lease_id}) == 0
+    assert world.engine.queues.settlement.release("q", {1: job.lease_id}) == 0
     world.queue()
     world.work()
     assert world.counters() == (1, 0, 0)
@@ -445,8 +449,8 @@ def test_a_deleted_queue_takes_its_leases_along(world: QueueWorld) -> None:
     assert (new.seq, new.deliveries) == (1, 1)
     world.engine.delete_topic("q")
     world.put("q")
-    assert world.engine.queues.release("q", {1: new.lease_id}) == 0
-    assert world.engine.queues.held("q", {1: new.lease_id}) == set()
+    assert world.engine.queues.settlement.release("q", {1: new.lease_id}) == 0
+    assert world.engine.queues.settlement.held("q", {1: new.lease_id}) == set()
 
 
 def test_all_leases_are_counted(world: QueueWorld) -> None:
@@ -498,7 +502,7 @@ def test_leases_of_lost_jobs_expire_and_are_bounded(world: QueueWorld, monkeypat
     assert world.ack(1, 2, 3).done == 1, "the first two were forgotten"
     world.clock.advance(LEASE + 1)
     assert world.ack(4, 5).done == 0
-    assert not world.engine.queues._open("q")[1].gone
+    assert not world.engine.queues.open("q")[1].gone
 
 
 def test_deleted_stretches_are_passed(world: QueueWorld) -> None:
@@ -528,12 +532,12 @@ def test_an_ack_of_an_fsync_queue_waits_and_is_not_undone_meanwhile() -> None:
     world.queue(durability="fsync")
     world.work(1, 1)
     world.claim(max_jobs=1)
-    reply, ticket = world.engine.queues.ack(SettleRequest(topic="q", node="w", seqs=[1]))
+    reply, ticket = world.engine.queues.settlement.ack(SettleRequest(topic="q", node="w", seqs=[1]))
     assert ticket > world.engine.writer.synced
     assert (reply.done, reply.ready, reply.in_flight) == (1, 1, 0)
     assert world.seqs("q") == [1, 2], "readers see it until the ack is durable"
     assert world.take(max_jobs=5) == [2], "but nobody gets it"
-    repeated, waits = world.engine.queues.ack(SettleRequest(topic="q", node="w", seqs=[1]))
+    repeated, waits = world.engine.queues.settlement.ack(SettleRequest(topic="q", node="w", seqs=[1]))
     assert (repeated.skipped, waits) == ([1], ticket)
     world.engine.sync()
     assert (world.seqs("q"), world.counters()) == ([2], (0, 1, 0))
@@ -545,7 +549,7 @@ def test_acks_of_other_classes_are_done_at_once(durability: str) -> None:
     world.queue(durability=durability)
     world.work(1, 1)
     world.claim()
-    assert world.engine.queues.ack(SettleRequest(topic="q", node="w", seqs=[1]))[1] == 0
+    assert world.engine.queues.settlement.ack(SettleRequest(topic="q", node="w", seqs=[1]))[1] == 0
     assert world.seqs("q") == [2]
 
 

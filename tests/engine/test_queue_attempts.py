@@ -46,7 +46,7 @@ def test_each_way_to_fail_is_told(world: QueueWorld) -> None:
     [job] = world.claim("c")
     world.clock.advance(5)
     assert kept(world, "in_flight") == [(1, start, "a", "boom"), (2, start + LEASE, "b", "lease expired")]
-    world.engine.queues.release("q", {1: job.lease_id})
+    world.engine.queues.settlement.release("q", {1: job.lease_id})
     meta = letter(world)
     assert list(meta) == [*OURS, "$dead_letter_attempts"]
     assert meta["$dead_letter_attempts"] == [

@@ -12,7 +12,7 @@ from queue_support import LEASE, QueueWorld
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import TagMatch
-from topics_service.engine.queue import deadletters, moves, queues
+from topics_service.engine.queue import deadletters, mover, moves
 from topics_service.engine.queue.jobs import RedriveRequest, SettleRequest
 from topics_service.storage.store import Family
 
@@ -56,7 +56,7 @@ def test_the_call_that_moves_dead_letters_is_answered_when_readers_see_them(worl
     world.work(1, 1)
     burn(world, 1, times=1)
     world.take()
-    _, ticket = world.engine.queues.nack(SettleRequest(topic="q", node="w", seqs=[1]))
+    _, ticket = world.engine.queues.settlement.nack(SettleRequest(topic="q", node="w", seqs=[1]))
     assert world.engine.writer.synced < ticket
     world.engine.synced(ticket)
     assert world.state("dlq").count == 1
@@ -114,7 +114,7 @@ def test_the_timer_takes_one_queue_at_a_time_and_forgets_those_that_are_gone(wor
         world.claim(topic=name)
     world.engine.delete_topic("b")
     world.clock.advance(LEASE + 1)
-    assert [world.engine.queues.bury() for _ in range(3)] == [True, False, False]
+    assert [world.engine.queues.mover.bury_due() for _ in range(3)] == [True, False, False]
     assert [world.counters(name) for name in "ac"] == [(0, 0, 1), (0, 0, 1)]
 
 
@@ -134,7 +134,7 @@ def test_a_worker_that_is_cut_off_has_its_last_deliveries_moved(world: QueueWorl
     world.work(1, 1)
     burn(world, 1, times=1)
     jobs = world.claim(max_jobs=2)
-    assert world.engine.queues.release("q", {job.seq: job.lease_id for job in jobs}) == 2
+    assert world.engine.queues.settlement.release("q", {job.seq: job.lease_id for job in jobs}) == 2
     assert (world.counters(), world.listed("ready")) == ((1, 0, 1), [2])
 
 
@@ -279,14 +279,14 @@ def test_a_full_letter_topic_keeps_the_job_and_is_asked_again(world: QueueWorld)
     world.ack(3)
     looks: list[Callable[[], object]] = [world.take, world.maintain]
     for turn, wait in enumerate([1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000, 60_000]):
-        failures = world.engine.queues.dead_letter_failures
+        failures = world.engine.queues.mover.failures
         world.clock.advance(wait - 1)
         world.take()
         world.maintain()
-        assert world.engine.queues.dead_letter_failures == failures, "not before its time"
+        assert world.engine.queues.mover.failures == failures, "not before its time"
         world.clock.advance(1)
         looks[turn % 2]()
-        assert world.engine.queues.dead_letter_failures == failures + 1
+        assert world.engine.queues.mover.failures == failures + 1
         assert (world.counters(), world.exhausted()) == ((0, 0, 0), [1, 2])
     world.delete(2, topic="dlq")
     world.clock.advance(60_000)
@@ -310,7 +310,7 @@ def test_nothing_is_tried_for_a_nack_while_the_letter_topic_refuses(world: Queue
     burn(world, 1)
     world.put("dlq")
     burn(world, 2)
-    assert (world.engine.queues.dead_letter_failures, world.exhausted()) == (1, [1, 2])
+    assert (world.engine.queues.mover.failures, world.exhausted()) == (1, [1, 2])
     world.clock.advance(1000)
     world.maintain()
     assert world.counters() == (0, 0, 2)
@@ -350,7 +350,7 @@ def test_a_letter_that_can_not_be_read_lets_others_pass() -> None:
     world.store.write(batch)
     world.append(1, topic="other")  # drops what was cached
     assert world.nack(1, 2, 3).exhausted == [1, 2, 3]
-    assert (world.counters(), world.engine.queues.dead_letter_failures) == ((0, 0, 0), 1)
+    assert (world.counters(), world.engine.queues.mover.failures) == ((0, 0, 0), 1)
     world.clock.advance(1000)
     world.bury()
     assert (world.counters(), world.engine.queues.counters("q").exhausted) == ((0, 0, 2), 1)
@@ -374,7 +374,7 @@ def test_no_room_for_another_topic() -> None:
     world.work()
     burn(world, 1, times=1)
     assert world.take() == []
-    assert world.engine.queues.dead_letter_failures == 1
+    assert world.engine.queues.mover.failures == 1
 
 
 @pytest.mark.parametrize(("quota", "moved"), [(141, 0), (142, 1)])
@@ -415,7 +415,7 @@ def test_a_nack_that_has_to_be_durable_is_refused_by_a_stalled_store_and_changes
     world.store.stalled = True
     with pytest.raises(TopicsError) as error:
         world.nack(1)
-    assert (code(error), world.counters(), world.engine.queues.dead_letter_failures) == ("throttled", (0, 1, 0), 0)
+    assert (code(error), world.counters(), world.engine.queues.mover.failures) == ("throttled", (0, 1, 0), 0)
     world.store.stalled = False
     assert world.nack(1).dead_lettered == [1]
 
@@ -573,7 +573,7 @@ def test_a_letter_that_was_held_comes_with_the_next_redrive(world: QueueWorld) -
 
 def test_a_redrive_is_done_in_bounded_slices(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "MOVE_JOBS", 3)
-    monkeypatch.setattr(queues, "_REDRIVE_LOOKS", 4)
+    monkeypatch.setattr(mover, "_REDRIVE_LOOKS", 4)
     world.append(*[1] * 10, topic="dlq")
     world.work(*[1] * 7)
     burn(world, *range(1, 8))
@@ -610,7 +610,7 @@ def test_redrive_needs_a_letter_topic() -> None:
     world.put("log")
     for topic, expected in (("q", "invalid_request"), ("log", "not_a_queue"), ("absent", "topic_not_found")):
         with pytest.raises(TopicsError) as error:
-            world.engine.queues.redrive(RedriveRequest(topic=topic))
+            world.engine.queues.mover.redrive(RedriveRequest(topic=topic))
         assert code(error) == expected
     world.queue(dead_letter="dlq")
     assert world.redrive().redriven == 0
@@ -625,7 +625,7 @@ def test_a_power_cut_leaves_a_letter_in_one_of_both() -> None:
         burn(world, 1, times=1)
         world.take()
         world.engine.sync()
-        world.engine.queues.redrive(RedriveRequest(topic="q"))
+        world.engine.queues.mover.redrive(RedriveRequest(topic="q"))
         world.cut_power(max(store.synced, store.writes - lost))
         assert len(world.seqs("q")) + len(world.seqs("dlq")) == 1
 

@@ -100,7 +100,7 @@ def test_only_fsync_queues_with_durable_leases_wait(durability: str, durable: bo
     queues = world.engine.queues
     _, ticket = queues.claim([ClaimRequest(topic="q", node="w", max=2)])
     assert (ticket > world.engine.writer.synced) == waits
-    for call in (queues.extend, queues.nack):
+    for call in (queues.settlement.extend, queues.settlement.nack):
         _, ticket = call(SettleRequest(topic="q", node="w", seqs=[1], lease_ms=500))
         assert (ticket > world.engine.writer.synced) == waits
 

@@ -261,9 +261,9 @@ class QueueMachine(RuleBasedStateMachine):
         with self._stalling(stalled):
             if stalled and live and (call == "ack" or model.config.leases_durable):
                 with pytest.raises(TopicsError):
-                    getattr(self.world.engine.queues, call)(request)
+                    getattr(self.world.engine.queues.settlement, call)(request)
                 return
-            reply, ticket = getattr(self.world.engine.queues, call)(request)
+            reply, ticket = getattr(self.world.engine.queues.settlement, call)(request)
         assert (reply.done, reply.skipped) == (len(done), skipped)
         for seq in done:
             job = model.jobs.get(seq)
@@ -301,9 +301,9 @@ class QueueMachine(RuleBasedStateMachine):
         held.update((seq, token) for seq, token in self.stale.items() if seq not in held)
         valid = [seq for seq, token in held.items() if token and self.model.holds(seq, None, token)]
         queues = self.world.engine.queues
-        assert len(queues.held("q", held)) == len(valid)
+        assert len(queues.settlement.held("q", held)) == len(valid)
         live = [seq for seq in valid if seq in self.model.jobs]
-        assert queues.release("q", held) == len(valid)
+        assert queues.settlement.release("q", held) == len(valid)
         for seq in valid:
             self.model.give_back(seq, 0, released=False, now=self.now, reason="connection ended")
         self.model.bury(self.now, stalled=False, only=live)
@@ -380,12 +380,12 @@ class QueueMachine(RuleBasedStateMachine):
         request = RedriveRequest(topic="q", match=None if match is None else TagMatch("Eq", match), max=most)
         if model.config.dead_letter is None:
             with pytest.raises(TopicsError):
-                self.world.engine.queues.redrive(request)
+                self.world.engine.queues.mover.redrive(request)
             return
         chosen = [i for i, (_, tag, _) in enumerate(model.letters) if match is None or tag == match]
         chosen = chosen[: most or len(chosen)]
         head = self.world.engine.catalog.topics["q"].log.state.head
-        reply, ticket = self.world.engine.queues.redrive(request)
+        reply, ticket = self.world.engine.queues.mover.redrive(request)
         assert reply.redriven == len(chosen)
         for offset, i in enumerate(chosen, 1):
             data, tag, _ = model.letters[i]
@@ -406,7 +406,7 @@ class QueueMachine(RuleBasedStateMachine):
         """Maintenance moves what is exhausted."""
         self.model.refresh(self.now)
         self.world.engine.queues.counters("q")
-        while self.world.engine.queues.bury():
+        while self.world.engine.queues.mover.bury_due():
             pass
         self.model.bury(self.now, stalled=False)
         self._remember()

@@ -261,7 +261,7 @@ def test_a_start_reads_few_rows_however_many_jobs(world: QueueWorld) -> None:
     world.engine.sync()
     assert sum(1 for key, _ in world.rows(Family.JOBS) if key[8] == 3) == 5
     world.restart()
-    queue = world.engine.queues._open("q")[1]
+    queue = world.engine.queues.open("q")[1]
     assert len(queue.schedule._unfolded) < 1000
     assert world.counters() == (1750, 0, 0)
 

@@ -14,7 +14,7 @@ from topics_service.engine.offsets.groups import Groups
 from topics_service.engine.queue import moves
 from topics_service.engine.queue.jobs import SettleReply, SettleRequest
 from topics_service.engine.queue.leases import Delivery
-from topics_service.engine.queue.queues import Queues
+from topics_service.engine.queue.settlement import Settlement
 from topics_service.engine.queue.state import Queue
 from topics_service.engine.router import forwarding
 from topics_service.engine.router.forwarding import Forwarding
@@ -70,7 +70,7 @@ def _granted_to_all(self: Queue, seqs: Any, deliveries: Any) -> None:
 
 _marked, _sweep, _evict, _expire, _step = Deletes.marked, Queue.sweep, retention.evict, retention.expire, Watch._step
 _merge, _synced, _find, _staged, _close = block.merge, Writer.on_synced, idempotency.find, Log.stage, recovery.close
-_nack = Queues.nack
+_nack = Settlement.nack
 
 
 def _moved_only_away(tx: Transaction, batch: Any, seqs: Any, source: Any, dest: Any, now: int) -> Any:
@@ -99,7 +99,7 @@ def _closed(writer: Writer, _logs: Any) -> None:
     _close(writer, ())
 
 
-def _counted(self: Queues, request: SettleRequest) -> tuple[SettleReply, int]:
+def _counted(self: Settlement, request: SettleRequest) -> tuple[SettleReply, int]:
     return _nack(self, replace(request, mode="retry"))
 
 
@@ -149,7 +149,7 @@ _BUGS: dict[str, Planted] = {
     "a config acknowledged before its fsync": lambda: patch.object(Log, "stage", _staged_without_hold),
     "positions that outlive their topic": lambda: patch.object(Groups, "remove_topic", lambda *_: None),
     "a stop that forgets what is only in memory": lambda: patch.object(recovery, "close", _closed),
-    "an attempt that is released and counts": lambda: patch.object(Queues, "nack", _counted),
+    "an attempt that is released and counts": lambda: patch.object(Settlement, "nack", _counted),
     "totals that drift": lambda: patch.object(Log, "_account", lambda self, s: None),
 }
 

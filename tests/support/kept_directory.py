@@ -143,8 +143,8 @@ def _fill_queue(engine: Engine, clock: Clock, append: Callable[..., None]) -> No
     append("jobs", b"5", priority=9)
     engine.sync()
     engine.queues.claim([ClaimRequest(topic="jobs", node="worker", max=3)])  # the 5th, 1st and 2nd
-    engine.queues.ack(SettleRequest(topic="jobs", node="worker", seqs=[5]))
-    engine.queues.nack(SettleRequest(topic="jobs", node="worker", seqs=[1], reasons=["no luck"]))
+    engine.queues.settlement.ack(SettleRequest(topic="jobs", node="worker", seqs=[5]))
+    engine.queues.settlement.nack(SettleRequest(topic="jobs", node="worker", seqs=[1], reasons=["no luck"]))
     engine.sync()
     clock.now += 10
 

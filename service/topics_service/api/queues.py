@@ -126,13 +126,13 @@ class QueuesApi:
         answer = self._acks.join(request.topic, request)
         settled = None if answer is None else await answer
         if settled is None:
-            settled = self._admit().queues.ack(request)
+            settled = self._admit().queues.settlement.ack(request)
             self._changed(request.topic, request.seqs)
         return settled
 
     def _ack_batched(self, name: str, requests: Sequence[SettleRequest]) -> list[tuple[SettleReply, int]] | None:
         try:
-            replies, ticket = self._admit().queues.ack_together(requests)
+            replies, ticket = self._admit().queues.settlement.ack_together(requests)
         except TopicsError:
             return None
         self._changed(name, [seq for request in requests for seq in request.seqs])
@@ -141,7 +141,7 @@ class QueuesApi:
     async def nack(self, request: SettleRequest) -> SettleReply:
         """Release jobs, immediately or after a delay (docs/contract.md, 10.5)."""
         engine = self._admit()
-        reply, ticket = engine.queues.nack(request)
+        reply, ticket = engine.queues.settlement.nack(request)
         self._changed(request.topic, request.seqs)
         if ticket:
             await self._settle(ticket)
@@ -150,7 +150,7 @@ class QueuesApi:
     async def extend(self, request: SettleRequest) -> SettleReply:
         """Extend leases (docs/contract.md, 10.6)."""
         engine = self._admit()
-        reply, ticket = engine.queues.extend(request)
+        reply, ticket = engine.queues.settlement.extend(request)
         self._changed(request.topic, request.seqs)
         if ticket:
             await self._settle(ticket)
@@ -211,7 +211,7 @@ class QueuesApi:
         reply = RedriveReply(topic=request.topic, dead_letter=config.dead_letter, redriven=0)
         start = 1
         while left:
-            part, ticket = engine.queues.redrive(replace(request, max=min(left, _MAX_REDRIVE_JOBS), start=start))
+            part, ticket = engine.queues.mover.redrive(replace(request, max=min(left, _MAX_REDRIVE_JOBS), start=start))
             reply.redriven += part.redriven
             left -= part.redriven
             if ticket:
@@ -272,7 +272,7 @@ class QueuesApi:
         if not leases:
             return
         try:
-            engine.queues.release(name, leases)
+            engine.queues.settlement.release(name, leases)
         except TopicsError as error:  # the store failed: leases will expire
             log.warning("could not release %s of %s: %s", counted(len(leases), "lease"), name, error.message)
         self._changed(name, leases)

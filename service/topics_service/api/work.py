@@ -126,7 +126,7 @@ class WorkStream:
 
     def recount(self) -> None:
         """See claim_waiters.Stream."""
-        for seq in self.leases.keys() - self._engine.queues.held(self.request.topic, self.leases):
+        for seq in self.leases.keys() - self._engine.queues.settlement.held(self.request.topic, self.leases):
             del self.leases[seq]
             self._waiters.lease_removed(self, seq)
 

@@ -450,7 +450,7 @@ class Engine:
         if self.writer.failure is not None or self.recovered < 1.0:
             return False
         self.routers.poll()
-        more_letters = self.queues.bury()
+        more_letters = self.queues.mover.bury_due()
         damaged: TopicsError | None = None
         for log_id, log in list(islice(self._touched.items(), _LOGS_A_SLICE)):
             try:

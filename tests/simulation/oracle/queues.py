@@ -92,7 +92,7 @@ class Queues:
         if call == "extend":
             skipped = [seq for seq in skipped if seq not in done]
         before = dict(queue.touched)
-        reply, ticket = world.call(lambda: getattr(world.engine.queues, call)(request))
+        reply, ticket = world.call(lambda: getattr(world.engine.queues.settlement, call)(request))
         demand((reply.done, reply.skipped) == (len(done), skipped), f"{call} skips {reply.skipped}, not {skipped}")
         live = [seq for seq in done if seq in before]
         if call == "nack":
@@ -133,7 +133,7 @@ class Queues:
         world, queue = self._world, self._begin(topic)
         mine = [seq for seq, token in held.items() if (lease := queue.lease(seq)) and lease.token == token]
         before = dict(queue.touched)
-        found = world.call(lambda: world.engine.queues.release(topic.name, held))
+        found = world.call(lambda: world.engine.queues.settlement.release(topic.name, held))
         demand(found == len(mine), f"{found} jobs are given back, not {len(mine)}")
         for seq in mine:
             if seq not in before:
@@ -155,7 +155,7 @@ class Queues:
         dest = topic.log.written.expired(topic.config.ttl_ms, world.now, world.hold(topic, 0))
         mine = [rec for rec in source.between(0, letters.log.view.head) if origin(rec) == topic.name][:most]
         reply, ticket = world.call(
-            lambda: world.engine.queues.redrive(RedriveRequest(topic=topic.name, max=most)),
+            lambda: world.engine.queues.mover.redrive(RedriveRequest(topic=topic.name, max=most)),
             "topic_full", "record_too_large", "throttled",
         )  # fmt: skip
         demand(reply.redriven <= len(mine), f"{reply.redriven} letters are driven back, of {len(mine)}")
@@ -186,8 +186,8 @@ class Queues:
 
     def hook(self) -> None:
         """The engine is new: see each move of dead letters, whoever has it made."""
-        world, queues = self._world, self._world.engine.queues
-        bury, move = queues._bury, queues._move_letters
+        world, mover = self._world, self._world.engine.queues.mover
+        bury, move = mover.bury, mover.move
 
         def looked(topic: Topic, queue: Queue, now: int) -> int:
             self._begin(world.topics.by_name[topic.name])
@@ -204,8 +204,8 @@ class Queues:
             self._buried(world.topics.by_name[topic.name], gone, rows)
             return ticket, gone
 
-        queues._bury = looked  # type: ignore[method-assign]
-        queues._move_letters = moved  # type: ignore[method-assign]
+        mover.bury = looked  # type: ignore[method-assign]
+        mover.move = moved  # type: ignore[method-assign]
 
     def _buried(self, topic: TopicModel, seqs: Sequence[int], rows: Mapping[int, Delivery]) -> None:
         world, queue = self._world, self.of(topic)
