@@ -5,18 +5,19 @@ server, so `topics serve --help` lists the settings in a base install too: what 
 """
 
 import ipaddress
-from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from topics_client import units
 from topics_client.environment import VARIABLES, is_service_link
 from topics_client.environment import split_host as split_host
 from topics_kafka.settings import KafkaSettings
 from topics_server.logs import FORMATS
 from topics_server.memory import Plan, plan
+from topics_server.setting_kinds import Read, one_of, read_address, read_port
+from topics_server.setting_kinds import setting as _setting
 from topics_service.api.access.hosts import Hosts, parse_authority, read_names, read_origins
 
 if TYPE_CHECKING:
@@ -26,13 +27,9 @@ if TYPE_CHECKING:
     from topics_service.engine.limits import Limits
     from topics_service.engine.names import ResourcePrefix
 
-_SWITCH: Final = {"1": True, "true": True, "0": False, "false": False}
 _LEVELS: Final = ("debug", "info", "warning", "error")
 _MAX_I32: Final = (1 << 31) - 1
-_MAX_I64: Final = (1 << 63) - 1
-_MAX_PORT: Final = 65535
 _MAX_BULK_READERS: Final = 64
-_MAX_DIGITS: Final = 20
 _MAX_SHOWN: Final = 80  # characters of a value in an error
 
 UNUSED: Final = frozenset(
@@ -54,114 +51,6 @@ class SettingsError(Exception):
     """The settings can't be served with: the server refuses to start and says why."""
 
 
-Read = Callable[[str], Any]
-"""Makes a value of a text. Raises ValueError with what is expected, as it stands behind "is not"."""
-
-
-def _number(text: str, most: int) -> int:
-    value = int(text) if _is_number(text) else -1
-    if not 0 <= value <= most:
-        raise ValueError("a number of at least 0" if most == _MAX_I64 else f"a number from 0 to {most}")
-    return value
-
-
-def _port(text: str) -> int:
-    if not (_is_number(text) and int(text) <= _MAX_PORT):
-        raise ValueError(f"a port, a number from 0 to {_MAX_PORT}")
-    return int(text)
-
-
-def _switch(text: str) -> bool:
-    if text not in _SWITCH:
-        raise ValueError("1 or true (on), 0 or false (off)")
-    return _SWITCH[text]
-
-
-def _one_of(*words: str) -> Read:
-    def read(text: str) -> str:
-        if text.lower() not in words:
-            raise ValueError(f"one of {', '.join(words)}")
-        return text.lower()
-
-    return read
-
-
-def _address(text: str) -> str:
-    host, port = split_host(text)
-    is_cut = text.endswith(":") and (text.count(":") == 1 or text.startswith("["))
-    if "/" in text or not host or is_cut:
-        raise ValueError("an address: a host or host:port, without a scheme such as http://")
-    if port:
-        try:
-            _port(port)
-        except ValueError as error:
-            raise ValueError(f"an address: its port must be {error}") from None
-    return text
-
-
-def _within_i64(read: Callable[[str], int]) -> Read:
-    def bounded(text: str) -> int:
-        value = read(text)
-        if value > _MAX_I64:
-            raise ValueError("below 2**63")
-        return value
-
-    return bounded
-
-
-class _Unit(NamedTuple):
-    """Parser and formatter of a setting, and the name of its value in the help of its flag."""
-
-    read: Read
-    shown: Callable[[int], str]
-    what: str
-
-
-_UNITS: Final = {
-    "_BYTES": _Unit(_within_i64(units.size), units.shown_size, "SIZE"),
-    "_MS": _Unit(_within_i64(units.milliseconds), units.shown_ms, "TIME"),
-    "_SECONDS": _Unit(_within_i64(units.whole_seconds), lambda seconds: units.shown_ms(seconds * 1000), "TIME"),
-}
-"""By a part of the setting's name: what its plain number is."""
-
-
-def _unit(env: str) -> _Unit | None:
-    return next((unit for part, unit in _UNITS.items() if f"{part}_" in f"{env}_"), None)
-
-
-def _setting(
-    env: str,
-    default: Any,
-    meaning: str,
-    *,
-    flag: bool = True,
-    most: int = _MAX_I64,
-    read: Read | None = None,
-    what: str = "",
-) -> Any:
-    """One setting. What stands in its environment variable or behind its flag goes through `read`; without one it is a
-    number up to `most`, with a unit where its name says so, or a switch, or any text. `what` names it in the help."""
-    unit = _unit(env) if isinstance(default, int) else None
-    if isinstance(default, bool):
-        read = read or _switch
-    elif isinstance(default, int):
-        read = read or (unit.read if unit is not None else lambda text: _number(text, most))
-        what = what or (unit.what if unit is not None else "N")
-    details = {"env": env, "help": meaning, "flag": flag, "read": read or str, "what": what or "TEXT"}
-    return field(default=default, metadata=details)
-
-
-def shown_default(setting: Field[Any]) -> str:
-    """The default of a setting as people write it: `1GiB`, `30s`, `off`; empty where there is none."""
-    default: Any = setting.default
-    if default is False:
-        return "off"
-    if default in ("", None):
-        return ""
-    unit = _unit(setting.metadata["env"])
-    return unit.shown(default) if unit is not None and default else str(default)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Settings of `topics serve`. The flag of `TOPICS_DATA_DIR` is `--data-dir`, and so on for each.
@@ -174,19 +63,23 @@ class Settings:
         "TOPICS_HOST",
         "127.0.0.1",
         "listen address for HTTP and gRPC; host:port sets both",
-        read=_address,
+        read=read_address,
     )
     port: int = _setting(
-        "TOPICS_PORT", 4000, "HTTP port (HTTP/1.1 and cleartext HTTP/2); 0 picks a free one", read=_port, what="PORT"
+        "TOPICS_PORT",
+        4000,
+        "HTTP port (HTTP/1.1 and cleartext HTTP/2); 0 picks a free one",
+        read=read_port,
+        what="PORT",
     )
     port_file: str = _setting("TOPICS_PORT_FILE", "", "file that receives host:port of HTTP once it is bound")
-    grpc_port: int = _setting("TOPICS_GRPC_PORT", 4001, "gRPC port; 0 picks a free one", read=_port, what="PORT")
+    grpc_port: int = _setting("TOPICS_GRPC_PORT", 4001, "gRPC port; 0 picks a free one", read=read_port, what="PORT")
     grpc_port_file: str = _setting("TOPICS_GRPC_PORT_FILE", "", "file that receives host:port of gRPC once it is bound")
     kafka_port: str = _setting(
         "TOPICS_KAFKA_PORT",
         "",
         "Kafka port; 0 picks a free one; Kafka is disabled if unset",
-        read=lambda text: str(_port(text)),
+        read=lambda text: str(read_port(text)),
         what="PORT",
     )
     kafka_port_file: str = _setting(
@@ -196,7 +89,7 @@ class Settings:
         "TOPICS_KAFKA_ADVERTISED",
         "",
         "host or host:port advertised to Kafka clients; the bound address if unset",
-        read=_address,
+        read=read_address,
     )
     kafka_tls_cert: str = _setting(
         "TOPICS_KAFKA_TLS_CERT",
@@ -255,9 +148,9 @@ class Settings:
     env: str = _setting("TOPICS_ENV", "dev", "second part of a topic's rrl")
     cluster: str = _setting("TOPICS_CLUSTER", "local", "third part of a topic's rrl")
     log_level: str = _setting(
-        "TOPICS_LOG_LEVEL", "info", "debug, info, warning or error; logs go to stderr", read=_one_of(*_LEVELS)
+        "TOPICS_LOG_LEVEL", "info", "debug, info, warning or error; logs go to stderr", read=one_of(*_LEVELS)
     )
-    log_format: str = _setting("TOPICS_LOG_FORMAT", "text", "format of log lines: text or json", read=_one_of(*FORMATS))
+    log_format: str = _setting("TOPICS_LOG_FORMAT", "text", "format of log lines: text or json", read=one_of(*FORMATS))
     tracing: bool = _setting(
         "TOPICS_TRACING", False, "export OpenTelemetry traces, configured by the variables OTEL_*; see tracing.md"
     )
@@ -572,11 +465,6 @@ def _keys(text: str, path: str) -> "Keys | None":
         return from_file(path) if path else from_text(text)
     except KeysError as error:
         raise SettingsError(str(error)) from None
-
-
-def _is_number(text: str) -> bool:
-    """True for a number as people write one: Python refuses to read one of thousands of digits."""
-    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
 
 
 def _check(settings: Settings) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from support.http import Api
 from support.server import TOPICS, ServerProcess
-from topics_server.settings import Settings, shown_default
+from topics_server.setting_kinds import shown_default
+from topics_server.settings import Settings
 
 WEBHOOKS = Path(__file__).parents[3] / "shared" / "data" / "github-webhooks.ndjson"
 

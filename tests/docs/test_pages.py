@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from topics_proto.v1 import errors_pb2
-from topics_server.settings import Settings, shown_default
+from topics_server.setting_kinds import shown_default
+from topics_server.settings import Settings
 from topics_service.engine.errors import Reason
 from topics_service.engine.model import TopicConfig
 

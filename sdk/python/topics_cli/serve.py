@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def add_parser(commands: "Commands") -> None:
     """Register the subcommand; its flags come from the server's settings, whether its packages are installed or not."""
     with needs("server"):
-        from topics_server.settings import Settings, shown_default
+        from topics_server.setting_kinds import shown_default
+        from topics_server.settings import Settings
 
     parser = commands.add_parser(
         "serve",

@@ -1,0 +1,129 @@
+"""Kinds of settings: how each is read from text, shown, and named in the help of its flag."""
+
+from collections.abc import Callable
+from dataclasses import Field, field
+from typing import Any, Final, NamedTuple
+
+from topics_client import units
+from topics_client.environment import split_host
+
+_SWITCH: Final = {"1": True, "true": True, "0": False, "false": False}
+_MAX_I64: Final = (1 << 63) - 1
+_MAX_PORT: Final = 65535
+_MAX_DIGITS: Final = 20
+
+Read = Callable[[str], Any]
+"""Makes a value of a text. Raises ValueError with what is expected, as it stands behind "is not"."""
+
+
+def _number(text: str, most: int) -> int:
+    value = int(text) if _is_number(text) else -1
+    if not 0 <= value <= most:
+        raise ValueError("a number of at least 0" if most == _MAX_I64 else f"a number from 0 to {most}")
+    return value
+
+
+def read_port(text: str) -> int:
+    """A port number."""
+    if not (_is_number(text) and int(text) <= _MAX_PORT):
+        raise ValueError(f"a port, a number from 0 to {_MAX_PORT}")
+    return int(text)
+
+
+def _switch(text: str) -> bool:
+    if text not in _SWITCH:
+        raise ValueError("1 or true (on), 0 or false (off)")
+    return _SWITCH[text]
+
+
+def one_of(*words: str) -> Read:
+    """One of these words, in lower case."""
+
+    def read(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(f"one of {', '.join(words)}")
+        return text.lower()
+
+    return read
+
+
+def read_address(text: str) -> str:
+    """A host or host:port."""
+    host, number = split_host(text)
+    is_cut = text.endswith(":") and (text.count(":") == 1 or text.startswith("["))
+    if "/" in text or not host or is_cut:
+        raise ValueError("an address: a host or host:port, without a scheme such as http://")
+    if number:
+        try:
+            read_port(number)
+        except ValueError as error:
+            raise ValueError(f"an address: its port must be {error}") from None
+    return text
+
+
+def _within_i64(read: Callable[[str], int]) -> Read:
+    def bounded(text: str) -> int:
+        value = read(text)
+        if value > _MAX_I64:
+            raise ValueError("below 2**63")
+        return value
+
+    return bounded
+
+
+class _Unit(NamedTuple):
+    """Parser and formatter of a setting, and the name of its value in the help of its flag."""
+
+    read: Read
+    shown: Callable[[int], str]
+    what: str
+
+
+_UNITS: Final = {
+    "_BYTES": _Unit(_within_i64(units.size), units.shown_size, "SIZE"),
+    "_MS": _Unit(_within_i64(units.milliseconds), units.shown_ms, "TIME"),
+    "_SECONDS": _Unit(_within_i64(units.whole_seconds), lambda seconds: units.shown_ms(seconds * 1000), "TIME"),
+}
+"""By a part of the setting's name: what its plain number is."""
+
+
+def _unit(env: str) -> _Unit | None:
+    return next((unit for part, unit in _UNITS.items() if f"{part}_" in f"{env}_"), None)
+
+
+def setting(
+    env: str,
+    default: Any,
+    meaning: str,
+    *,
+    flag: bool = True,
+    most: int = _MAX_I64,
+    read: Read | None = None,
+    what: str = "",
+) -> Any:
+    """One setting. What stands in its environment variable or behind its flag goes through `read`; without one it is a
+    number up to `most`, with a unit where its name says so, or a switch, or any text. `what` names it in the help."""
+    unit = _unit(env) if isinstance(default, int) else None
+    if isinstance(default, bool):
+        read = read or _switch
+    elif isinstance(default, int):
+        read = read or (unit.read if unit is not None else lambda text: _number(text, most))
+        what = what or (unit.what if unit is not None else "N")
+    details = {"env": env, "help": meaning, "flag": flag, "read": read or str, "what": what or "TEXT"}
+    return field(default=default, metadata=details)
+
+
+def shown_default(setting: Field[Any]) -> str:
+    """The default of a setting as people write it: `1GiB`, `30s`, `off`; empty where there is none."""
+    default: Any = setting.default
+    if default is False:
+        return "off"
+    if default in ("", None):
+        return ""
+    unit = _unit(setting.metadata["env"])
+    return unit.shown(default) if unit is not None and default else str(default)
+
+
+def _is_number(text: str) -> bool:
+    """True for a number as people write one: Python refuses to read one of thousands of digits."""
+    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
