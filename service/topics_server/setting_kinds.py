@@ -16,10 +16,10 @@ Read = Callable[[str], Any]
 """Makes a value of a text. Raises ValueError with what is expected, as it stands behind "is not"."""
 
 
-def _number(text: str, most: int) -> int:
+def _number(text: str, maximum: int) -> int:
     value = int(text) if _is_number(text) else -1
-    if not 0 <= value <= most:
-        raise ValueError("a number of at least 0" if most == _MAX_I64 else f"a number from 0 to {most}")
+    if not 0 <= value <= maximum:
+        raise ValueError("a number of at least 0" if maximum == _MAX_I64 else f"a number from 0 to {maximum}")
     return value
 
 
@@ -97,17 +97,17 @@ def setting(
     meaning: str,
     *,
     flag: bool = True,
-    most: int = _MAX_I64,
+    maximum: int = _MAX_I64,
     read: Read | None = None,
     what: str = "",
 ) -> Any:
     """One setting. What stands in its environment variable or behind its flag goes through `read`; without one it is a
-    number up to `most`, with a unit where its name says so, or a switch, or any text. `what` names it in the help."""
+    number up to `maximum`, with a unit where its name says so, a switch, or any text. `what` names it in the help."""
     unit = _unit(env) if isinstance(default, int) else None
     if isinstance(default, bool):
         read = read or _switch
     elif isinstance(default, int):
-        read = read or (unit.read if unit is not None else lambda text: _number(text, most))
+        read = read or (unit.read if unit is not None else lambda text: _number(text, maximum))
         what = what or (unit.what if unit is not None else "N")
     details = {"env": env, "help": meaning, "flag": flag, "read": read or str, "what": what or "TEXT"}
     return field(default=default, metadata=details)

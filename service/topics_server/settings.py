@@ -158,7 +158,7 @@ class Settings:
         "TOPICS_BULK_READERS",
         0,
         "number of extra processes that serve BulkDiff to long reads, at most 64",
-        most=_MAX_BULK_READERS,
+        maximum=_MAX_BULK_READERS,
     )
     drain_seconds: int = _setting("TOPICS_DRAIN_SECONDS", 10, "time that a stop waits for running requests")
     header_timeout_seconds: int = _setting(
@@ -246,7 +246,7 @@ class Settings:
         "TOPICS_KAFKA_AUTO_CREATE",
         1,
         "1 lets Metadata requests of Kafka clients create topics, 0 does not",
-        most=1,
+        maximum=1,
     )
     kafka_num_partitions: int = _setting(
         "TOPICS_KAFKA_NUM_PARTITIONS", 1, "partitions of a topic created by a Kafka client that gives no number"

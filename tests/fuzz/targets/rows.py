@@ -16,7 +16,7 @@ from topics_service.engine.idempotency import _ROW as OUTCOME
 from topics_service.engine.idempotency import expiry_key
 from topics_service.engine.membership import subscriptions
 from topics_service.engine.membership.members import RefusedError
-from topics_service.engine.model import GapReason, TagMatch, TopicConfig
+from topics_service.engine.model import TagMatch, TopicConfig
 from topics_service.engine.offsets.positions import (
     GroupRow,
     Position,
@@ -34,7 +34,6 @@ from topics_service.engine.router.router import decode_row as decode_router
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.topic import TopicRow
 from topics_service.engine.topic import decode_row as decode_topic
-from topics_service.storage import keys
 
 DAMAGE: Final = (TopicsError, ValueError, struct.error, msgspec.MsgspecError)
 """As `recovery` catches it."""
@@ -128,10 +127,10 @@ TARGETS = (
     ),
     Target(
         name="gap",
-        decode=lambda value: (keys.read_u64(value), msgspec.convert(value[8:].decode(), GapReason)),
+        decode=lambda value: Gap.of_row(3, value),
         errors=DAMAGE,
         samples=[Gap(3, 9, "cap").row(1)[1], Gap(3, 1 << 63, "source_trim").row(1)[1]],
-        covers=(f"{_ENGINE}.recovery:load", f"{_ENGINE}.replica:_load"),
+        covers=(f"{_ENGINE}.snapshot:of_row",),
     ),
     Target(
         name="outcome of a write",
