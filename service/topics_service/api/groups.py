@@ -1,4 +1,4 @@
-"""The group service: every call on consumer groups, once, for gRPC and HTTP alike."""
+"""Calls on consumer groups and their committed positions, once for all protocols."""
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Literal, cast
