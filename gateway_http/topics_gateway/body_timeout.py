@@ -1,56 +1,36 @@
-"""The limit on how long a request may pause while it sends its body, kept with one timer for all requests.
-
-A timer per request (as with asyncio.timeout) costs more than the rest of reading a small body.
-"""
+"""The limit on how long a request may pause while it sends its body."""
 
 import asyncio
 from typing import Any
 
-from topics_net import background
-
-_CHECKS = 4  # per limit: a stall is noticed after the limit and at most a quarter more
+from topics_net.deadlines import Deadlines
 
 
 class BodyWait:
-    """One wait for a piece of a body: the waiting task, since when, and whether it was ended for taking too long."""
+    """One wait for a piece of a body: the waiting task, and whether it was ended for taking too long."""
 
-    __slots__ = ("since", "stalled", "task")
+    __slots__ = ("stalled", "task")
 
-    def __init__(self, task: asyncio.Task[Any], since: float) -> None:
+    def __init__(self, task: asyncio.Task[Any]) -> None:
         self.task = task
-        self.since = since
         self.stalled = False
 
+    def end(self) -> None:
+        """Cancel the task."""
+        self.stalled = True
+        self.task.cancel()
 
-class BodyTimeouts:
+
+class BodyTimeouts(Deadlines[BodyWait]):
     """Cancels the tasks that wait for longer than `seconds`."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._waits: dict[BodyWait, None] = {}  # in the order in which they began
-        self._timer: asyncio.TimerHandle | None = None
+        super().__init__(seconds, BodyWait.end)
 
     def enter(self) -> BodyWait:
-        """Begin a wait of the current task, which must `leave` in any case."""
+        """Begin a wait of the current task, which must `cancel` it in any case."""
         task = asyncio.current_task()
         assert task is not None, "handlers run in tasks"
-        loop = asyncio.get_running_loop()
-        wait = BodyWait(task, loop.time())
-        self._waits[wait] = None
-        if self._timer is None:
-            self._timer = background.call_later(self.seconds / _CHECKS, self._check, loop)
+        wait = BodyWait(task)
+        self.start(wait)
         return wait
-
-    def leave(self, wait: BodyWait) -> None:
-        """End the wait."""
-        self._waits.pop(wait, None)
-
-    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
-        due = loop.time() - self.seconds
-        for wait in list(self._waits):
-            if wait.since > due:
-                break
-            del self._waits[wait]
-            wait.stalled = True
-            wait.task.cancel()
-        self._timer = background.call_later(self.seconds / _CHECKS, self._check, loop) if self._waits else None

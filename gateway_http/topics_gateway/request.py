@@ -103,7 +103,7 @@ class Request:
                 raise invalid(f"the request body did not arrive within {self.body_timeouts.seconds:g} s") from None
             raise
         finally:
-            self.body_timeouts.leave(wait)
+            self.body_timeouts.cancel(wait)
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         self.body_ended = not message.get("more_body", False)

@@ -7,7 +7,7 @@ import sys
 import termios
 from typing import Any, Final, Protocol
 
-from topics_net import background
+from topics_net.deadlines import Deadlines
 
 _CHECKS: Final = 30  # per timeout
 _DRAINING_SECONDS: Final = 2.0
@@ -28,7 +28,7 @@ class Sender(Protocol):
 
 
 class SendTimeouts:
-    """Ends responses whose clients read nothing for `seconds`. One timer for all, none while no response waits.
+    """Ends responses whose clients read nothing for `seconds`.
 
     While the server drains, the timeout is at most two seconds.
     """
@@ -36,31 +36,31 @@ class SendTimeouts:
     def __init__(self, seconds: float) -> None:
         self.draining = False
         self._seconds = seconds
-        self._waits: dict[Sender, tuple[object, float]] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._waits: dict[Sender, tuple[object, float]] = {}  # what was unsent, and since when
+        self._checks = Deadlines(seconds / _CHECKS, self._check)
 
     def enter(self, sender: Sender) -> None:
         """Start watching `sender`, which must call `leave` in every case."""
-        loop = asyncio.get_running_loop()
-        self._waits[sender] = (sender.undrained(), loop.time())
-        if self._timer is None:
-            self._timer = background.call_later(self._seconds / _CHECKS, self._check, loop)
+        self._waits[sender] = (sender.undrained(), asyncio.get_running_loop().time())
+        self._checks.start(sender)
 
     def leave(self, sender: Sender) -> None:
         """Stop watching `sender`."""
-        self._waits.pop(sender, None)
+        if self._waits.pop(sender, None) is not None:
+            self._checks.cancel(sender)
 
-    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
-        now = loop.time()
+    def _check(self, sender: Sender) -> None:
+        now = asyncio.get_running_loop().time()
         limit = min(self._seconds, _DRAINING_SECONDS) if self.draining else self._seconds
-        for sender, (undrained, since) in list(self._waits.items()):
-            left = sender.undrained()
-            if left != undrained:
-                self._waits[sender] = (left, now)
-            elif now - since >= limit:
-                del self._waits[sender]
-                sender.give_up()
-        self._timer = background.call_later(self._seconds / _CHECKS, self._check, loop) if self._waits else None
+        undrained, since = self._waits[sender]
+        left = sender.undrained()
+        if left == undrained and now - since >= limit:
+            del self._waits[sender]
+            sender.give_up()
+            return
+        if left != undrained:
+            self._waits[sender] = (left, now)
+        self._checks.start(sender)
 
 
 def prepare(transport: asyncio.Transport) -> None:

@@ -35,7 +35,6 @@ from topics_gateway.transport.h2rules import (
     check_trailers,
 )
 from topics_gateway.transport.header_validation import BadHeadError, response_field
-from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.linger import Linger
 from topics_gateway.transport.registry import Registry, endpoints, logger
 from topics_net import background
@@ -72,7 +71,7 @@ class Http2Protocol(SlicedProtocol):
     MIN_BYTES = 1024
     MAX_BYTES = 16384
 
-    def __init__(self, app: ASGIApp, registry: Registry, timer: IdleTimer) -> None:
+    def __init__(self, app: ASGIApp, registry: Registry) -> None:
         super().__init__(registry.loop_budget)
         self.app = app
         self.registry = registry
@@ -83,7 +82,6 @@ class Http2Protocol(SlicedProtocol):
         self.resources = ConnectionResources()
         self.write_paused = False
         self.blocked: set[Stream] = set()
-        self._timer = timer
         self._streams: dict[int, Stream] = {}
         self._draining = False
         self._unread = 0  # bytes of bodies that the streams have
@@ -139,7 +137,6 @@ class Http2Protocol(SlicedProtocol):
         self.transport = transport
         self.client, self.server, self.scheme = endpoints(transport)
         self.registry.connections.add(self)
-        self._timer.on_timeout = self.shutdown
         prepare(transport)
         self.flush()
 
@@ -192,7 +189,7 @@ class Http2Protocol(SlicedProtocol):
             self.count_idle()
             return
         stream = Stream(self, stream_id)
-        self._timer.pause()
+        self.registry.head_timeouts.cancel(self.transport)
         self._streams[stream_id] = stream
         app = stream.open(event.headers)
         task = background.start(stream.run(app))
@@ -266,7 +263,7 @@ class Http2Protocol(SlicedProtocol):
         if self._draining:
             self._end()
         else:
-            self._timer.start()
+            self.registry.head_timeouts.start(self.transport)
 
     def go_on(self) -> None:
         """Read again, if nothing that came before has to be looked at first."""
@@ -318,6 +315,8 @@ class Http2Protocol(SlicedProtocol):
         else:
             self._end(ErrorCodes.NO_ERROR, linger=False)
 
+    head_timeout = shutdown
+
     def _end(self, code: ErrorCodes | None = None, *, linger: bool = True) -> None:
         """Write what is queued (and GOAWAY with `code`), end the streams, close."""
         if self._ended:
@@ -337,7 +336,7 @@ class Http2Protocol(SlicedProtocol):
 
     def _release(self) -> None:
         self._ended = True
-        self._timer.cancel()
+        self.registry.head_timeouts.cancel(self.transport)
         for stream in list(self._streams.values()):
             stream.disconnect()
         self.registry.unread.leave(self)

@@ -13,7 +13,6 @@ from topics_gateway.transport.connection_resources import ConnectionResources
 from topics_gateway.transport.error_responses import JSON, STATUS_LINES, error_body
 from topics_gateway.transport.header_validation import TOKEN, BadHeadError, check_host, check_same_host, single_fields
 from topics_gateway.transport.http1_exchange import Exchange
-from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.linger import Linger
 from topics_gateway.transport.registry import Registry, endpoints
 from topics_gateway.transport.upgrade import VERSION, UnsupportedVersionError
@@ -43,14 +42,13 @@ class Http1Protocol(SlicedProtocol):
     one is whole by then.
     """
 
-    def __init__(self, app: ASGIApp, registry: Registry, timer: IdleTimer) -> None:
+    def __init__(self, app: ASGIApp, registry: Registry) -> None:
         super().__init__(registry.loop_budget)
         self.app = app
         self.registry = registry
         self.write_paused = False
         self._writable = asyncio.Event()
         self._resources = ConnectionResources()
-        self._timer = timer
         self._parser = self._new_parser()
         self._running: Exchange | None = None
         self._waiting: deque[Exchange] = deque()  # behind it; the body of the last one may not be complete
@@ -80,7 +78,6 @@ class Http1Protocol(SlicedProtocol):
         self.transport = transport
         self.registry.connections.add(self)
         self._client, self._server, self._scheme = endpoints(transport)
-        self._timer.on_timeout = transport.close
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
@@ -90,7 +87,7 @@ class Http1Protocol(SlicedProtocol):
     def _release(self) -> None:
         """Tell the running request that its client is gone and break the reference cycles."""
         self._ended = True
-        self._timer.cancel()
+        self.registry.head_timeouts.cancel(self.transport)
         running, self._running = self._running, None
         if running is not None:
             running.disconnect()
@@ -277,7 +274,7 @@ class Http1Protocol(SlicedProtocol):
         self._body_rest = int(fields.get(b"content-length", b"0"))
         self._body_advanced = True  # as far as this piece went
         self._overhead_bytes = 0
-        self._timer.pause()
+        self.registry.head_timeouts.cancel(self.transport)
         # Whatever follows a CONNECT would be for the tunnel that the client does not get.
         keep_alive = version == "1.1" and parser.should_keep_alive() and method != "CONNECT"
         awaits_100 = b"expect" in fields and fields[b"expect"].lower() == b"100-continue" and version == "1.1"
@@ -364,7 +361,7 @@ class Http1Protocol(SlicedProtocol):
         except ValueError as error:
             self._reject(400, f"malformed WebSocket upgrade: {error}")
             return
-        self._timer.cancel()
+        self.registry.head_timeouts.cancel(self.transport)
         self._backlog.clear()  # it is in `rest`
         self._regulate()
         self._ended = True
@@ -414,7 +411,7 @@ class Http1Protocol(SlicedProtocol):
         if self._waiting:
             self._run_next()
         else:
-            self._timer.start()
+            self.registry.head_timeouts.start(self.transport)
         if self._backlog:
             self._schedule()
         if self._is_paused:
@@ -497,6 +494,10 @@ class Http1Protocol(SlicedProtocol):
         self._resources.close()
         Linger(self.registry, transport)
         self.registry.forget(self)
+
+    def head_timeout(self) -> None:
+        """No request has arrived in time."""
+        self.transport.close()
 
     def shutdown(self) -> None:
         """Close now if no request runs, else after the responses to the requests that have arrived."""

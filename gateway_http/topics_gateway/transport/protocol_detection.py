@@ -5,12 +5,11 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.registry import Registry
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-ProtocolFactory = Callable[[IdleTimer], asyncio.Protocol]
+ProtocolFactory = Callable[[], asyncio.Protocol]
 
 
 class ProtocolDetector(asyncio.Protocol):
@@ -26,7 +25,7 @@ class ProtocolDetector(asyncio.Protocol):
         self._http2 = http2
         self._seen = b""
         self.transport: asyncio.Transport
-        self._timer: IdleTimer | None = None  # while it is taken
+        self._is_taken = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's is no subclass
         self.transport = transport
@@ -37,33 +36,32 @@ class ProtocolDetector(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         # Not relied on as a default of the loop: a 40 ms delay of small frames is hard to find later.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._timer = timer = IdleTimer(
-            asyncio.get_running_loop(), self._registry.limits.header_timeout, transport.close
-        )
-        timer.start()
+        self._is_taken = True
+        self._registry.head_timeouts.start(transport)
 
     def data_received(self, data: bytes) -> None:
-        timer = self._timer
-        if timer is None:
+        if not self._is_taken:
             return
         seen = self._seen + data
         if seen.startswith(PREFACE):
-            protocol = self._http2(timer)
+            protocol = self._http2()
         elif PREFACE.startswith(seen):
             self._seen = seen
             return
         else:
-            protocol = self._http1(timer)
+            protocol = self._http1()
         self.transport.set_protocol(protocol)
         protocol.connection_made(self.transport)
         self._registry.forget(self)
         protocol.data_received(seen)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._is_taken:
+            self._registry.head_timeouts.cancel(self.transport)
             self._registry.forget(self)
 
     def shutdown(self) -> None:
         """No request has begun."""
         self.transport.close()
+
+    head_timeout = shutdown

@@ -10,6 +10,7 @@ from email.utils import formatdate
 from typing import Any, Final, Protocol
 
 from topics_client.units import counted
+from topics_net.deadlines import Deadlines
 from topics_net.loop_budget import LoopBudget
 from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_net.send_timeout import SendTimeouts
@@ -85,7 +86,8 @@ class Registry:
     """The shared state of a server.
 
     Every connection protocol is in `connections` while its socket is open and has `transport` and `shutdown()`;
-    every application task is in `tasks` until it is done. `websocket` is the protocol of WebSockets, None if there are
+    every application task is in `tasks` until it is done. `head_timeouts` has the transports of those that wait for a
+    request, whose protocols have `head_timeout()`. `websocket` is the protocol of WebSockets, None if there are
     none.
     """
 
@@ -96,6 +98,7 @@ class Registry:
         self.tasks: set[asyncio.Task[None]] = set()
         self.loop_budget = LoopBudget()
         self.send_timeouts = SendTimeouts(limits.send_timeout)
+        self.head_timeouts = Deadlines[asyncio.Transport](limits.header_timeout, _head_timeout)
         self.draining = False
         self.unread = Unread(limits.unread)
         self._log = RateLimitedLogger(logger)
@@ -187,6 +190,11 @@ class Registry:
         if self.connections:
             self._emptied.clear()
             await self._emptied.wait()
+
+
+def _head_timeout(transport: asyncio.Transport) -> None:
+    protocol: Any = transport.get_protocol()
+    protocol.head_timeout()
 
 
 def endpoints(transport: asyncio.Transport) -> tuple[tuple[str, int] | None, tuple[str, int] | None, str]:

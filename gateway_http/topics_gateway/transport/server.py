@@ -11,7 +11,6 @@ from starlette.types import ASGIApp
 
 from topics_gateway.transport.h2c import Http2Protocol
 from topics_gateway.transport.http1 import Http1Protocol
-from topics_gateway.transport.idle import IdleTimer
 from topics_gateway.transport.protocol_detection import ProtocolDetector
 from topics_gateway.transport.registry import Limits, Registry, logger
 from topics_net.tls_listener import TlsListener
@@ -135,11 +134,11 @@ class HttpServer:
         registry = self._registry = Registry(self._limits, self._websocket)
         app = self._app
 
-        def http1(timer: IdleTimer) -> asyncio.Protocol:
-            return Http1Protocol(app, registry, timer)
+        def http1() -> asyncio.Protocol:
+            return Http1Protocol(app, registry)
 
-        def http2(timer: IdleTimer) -> asyncio.Protocol:
-            return Http2Protocol(app, registry, timer)
+        def http2() -> asyncio.Protocol:
+            return Http2Protocol(app, registry)
 
         def sniffer() -> asyncio.Protocol:
             return ProtocolDetector(registry, http1, http2)
