@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from contextvars import Context
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,6 @@ def test_a_change_whose_caller_left_is_of_unknown_outcome() -> None:
         task.cancel()
         await asyncio.wait([task])
 
-    asyncio.run(main())
+    Context().run(asyncio.run, main())
     (line,) = map(json.loads, lines)
     assert (line["outcome"], line["door"], line["peer"]) == ("unknown", "server", None)
