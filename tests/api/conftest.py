@@ -21,7 +21,7 @@ from topics_service.storage.memory import MemoryStore
 class FakeApi:
     """Answers each method with `replies[method]`: an exception is raised, a function called, else it is the reply.
 
-    A Diff with `wait_ms` waits for ever; `parked` and `left` tell when it began and ended.
+    A Diff with `wait_ms` waits without end; `parked` and `left` tell when it began and ended.
     """
 
     def __init__(self) -> None:

@@ -253,7 +253,7 @@ NAMES_IN_BODIES = {
     "topics.v1.GroupService.FetchPositions": {"topic"},
     "topics.v1.GroupService.ResetPositions": {"topics.topic"},
     "topics.v1.GroupService.DeletePositions": {"topics.topic"},
-    # Not built yet: who builds them checks these names, with check_names.
+    # Not built yet: the implementation has to check these names with check_names.
     "topics.v1.RouterService.PutRouter": {"config.source", "config.dest"},
     "topics.v1.RouterService.ListRouters": {"source", "dest"},
 }

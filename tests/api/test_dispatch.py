@@ -18,7 +18,7 @@ def fake_loop() -> FakeTimeLoop:
 
 
 class Stream(Waiter):
-    """Notes its turns and what it is told."""
+    """Records its turns and the calls it gets."""
 
     def __init__(self, world: "World", name: str = "") -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class World:
         self.dispatcher = Dispatcher(lambda topic: self.priorities.get(topic, 0), lambda: self.overload_ms)
 
     def streams(self, topic: str, count: int, *, ask: bool = True) -> list[Stream]:
-        """So many streams `topic0`, `topic1`, ... that all become due."""
+        """Streams `topic0`, `topic1`, ... that all become due."""
         made = [Stream(self, f"{topic}{i}") for i in range(count)]
         if ask:
             for stream in made:
@@ -179,7 +179,7 @@ async def test_overload_holds_back_the_lowest_and_tells_them_once() -> None:
     assert all(stream.told == [("low", 1200)] for stream in told)
     world.turns.clear()
     await world.rest()
-    assert Counter(world.turns) == Counter(stream.name for stream in told)  # nobody is left out, or asked twice
+    assert Counter(world.turns) == Counter(stream.name for stream in told)  # each is asked exactly once
     assert asyncio.get_running_loop().time() - began >= 1.2
     assert all(len(stream.told) == 1 for stream in told)
 

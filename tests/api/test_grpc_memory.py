@@ -22,7 +22,7 @@ DATA = b'"%b"' % (b"x" * 200_000)
 
 
 class Other:
-    """Somebody else who has memory."""
+    """Another request that holds memory."""
 
     share: Share | None = None
 
@@ -56,7 +56,7 @@ async def _until(is_so: Callable[[], bool]) -> None:
 
 
 def _fill(memory: MemoryBudget) -> None:
-    """Leave no memory, and no favour for who comes first."""
+    """Leave no memory, and no exception for the oldest waiter."""
     assert memory.take(Other(), memory.max_bytes)
     assert memory.take(Other(), 1)
 

@@ -246,7 +246,7 @@ async def test_a_topic_of_a_prefix_that_is_made_again_at_once(world: World) -> N
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_the_merged_cursor_resumes_exactly(world: World, seed: int) -> None:
-    """Streams break anywhere, writers go on: every record comes once, in order."""
+    """Streams break anywhere while writers continue: every record comes once, in order."""
     chance = random.Random(seed)
     names = ["a", "b", "t:0"]
     world.put(*names)

@@ -1,4 +1,4 @@
-"""The queue service in fake time: windows of claims, push streams, whose turn it is, and what nobody may keep."""
+"""The queue service in fake time: windows of claims, push streams, their order, and no leftovers."""
 
 import asyncio
 from contextlib import nullcontext
@@ -66,7 +66,7 @@ class Queues:
 
     @property
     def is_calm(self) -> bool:
-        """Nobody waits and nothing is kept for anybody."""
+        """No waiters and no leftovers."""
         return not self.api._claim_waiters
 
 

@@ -27,7 +27,7 @@ DRAIN = ErrorFrame(reason=Reason.SHUTTING_DOWN, code=503, message="the server is
 
 
 async def times(stream: WatchStream, seconds: float) -> AsyncIterator[tuple[float, Frame]]:
-    """The frames of so many seconds, and when each came."""
+    """The frames of the given seconds, each with its time."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     try:

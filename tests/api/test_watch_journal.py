@@ -1,4 +1,4 @@
-"""Tokens of large sessions: each stands for its place exactly, in bounded memory, for the session's own key."""
+"""Tokens of large sessions: each gives exact cursors, in bounded memory, for the session's own key."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Where a session's client says it has come to, when frames were lost on the way that said what its topics became."""
+"""Cursors of a session's client, after frames about changed topics were lost."""
 
 import pytest
 
@@ -153,7 +153,7 @@ async def test_what_came_of_frames_that_went_together_counts() -> None:
 
 @in_fake_time
 async def test_the_end_of_a_topic_comes_before_its_new_beginning() -> None:
-    """Also in the place: else who breaks off in between would not hear of it."""
+    """Also in the cursors: else a client that disconnects in between would miss it."""
     world = Watching()
     world.put("p-a", "p-b")
     world.append("p-b", 3)

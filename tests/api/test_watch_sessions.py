@@ -1,4 +1,4 @@
-"""Watch sessions: who may open one, when it ends, and where its next stream begins."""
+"""Watch sessions: access, end, and the start of the next stream."""
 
 import asyncio
 import re
@@ -133,7 +133,7 @@ async def test_a_session_without_a_stream_lives_for_five_minutes() -> None:
     wid = await world.session("a")
     await asyncio.sleep(5 * MINUTES - 1)
     assert await world.visit(wid) == [("a", "caught up")]
-    await asyncio.sleep(5 * MINUTES - 1)  # its time began anew
+    await asyncio.sleep(5 * MINUTES - 1)  # its time started again
     with pytest.raises(TopicsError, match="as many watch sessions"):
         await world.session("a")
     await asyncio.sleep(1)
@@ -255,7 +255,7 @@ async def test_removing_a_keys_sessions_ends_their_streams() -> None:
     assert world.api.remove_sessions("k1") == 0
 
 
-# ------------------------------------------------------------------- where it goes on
+# ------------------------------------------------------------------- resuming
 
 
 @in_fake_time
@@ -313,7 +313,7 @@ async def test_an_id_ahead_has_no_effect_but_that_of_the_frame_that_was_sent() -
 
 @in_fake_time
 async def test_only_the_newest_stream_moves_the_session() -> None:
-    """A connection that the client has lost may go on for a while: it must not take records from the new one."""
+    """A connection that the client has lost may stay open for a while: it must not take records from the new one."""
     world = Watching()
     world.put("a")
     wid = await world.session("a")
@@ -351,10 +351,10 @@ async def test_a_topic_that_was_made_again_meanwhile_is_told() -> None:
     wid = await world.session("a")
     await world.visit(wid)
     world.recreate("a")
-    world.append("a", 5)  # its head has passed the cursor: only the epoch tells
+    world.append("a", 5)  # its head has passed the cursor: only the epoch shows it
     with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         assert (await anext(stream)).tombstone.reason == "recreated"  # type: ignore[union-attr]
-    told = await world.visit(wid)  # nobody knows whether the tombstone was sent, so it comes again
+    told = await world.visit(wid)  # the tombstone may not have been sent, so it comes again
     assert told[0][:2] == ("a", "recreated")
     assert told[1:] == [("a", [1, 2, 3, 4, 5]), ("a", "caught up")]
     assert await world.visit(wid) == [("a", "caught up")]

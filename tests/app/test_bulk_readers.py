@@ -1,4 +1,4 @@
-"""Bulk readers through the real listeners: processes beside a server that answer as it does."""
+"""Bulk readers through the real listeners: child processes of a server that answer as it does."""
 
 import os
 import signal
@@ -197,7 +197,7 @@ def test_a_topic_that_goes_while_it_is_read(beside: Beside) -> None:
     stream = beside.reader.stream("gone", end_seq=4000, frame_bytes=1)
     next(stream)
     beside.drop("gone")
-    assert beside.reader.refused("gone", end_seq=1)[1] == "topic_not_found"  # and so the read is told too
+    assert beside.reader.refused("gone", end_seq=1)[1] == "topic_not_found"  # and so the read fails too
     with pytest.raises(grpc.RpcError, match="does not exist"):
         for _ in stream:
             pass
@@ -228,7 +228,7 @@ def test_what_a_reader_does_not_answer(beside: Beside) -> None:
 
 
 def test_clients_that_leave(beside: Beside) -> None:
-    """Nothing is logged, which the fixture checks, and nobody else is held up."""
+    """Nothing is logged, which the fixture checks, and no other call is delayed."""
     for _ in range(20):
         beside.server.append("left", *[LONG] * 100)
     for _ in range(10):

@@ -39,7 +39,7 @@ class Loop:
 
 
 class Routers:
-    """Has so many slices to do; each takes `SLICE`."""
+    """Has the given number of slices to do; each takes `SLICE`."""
 
     def __init__(self) -> None:
         self.on_due: Callable[[], None] = lambda: None
@@ -60,7 +60,7 @@ class Routers:
 
 
 async def run(monkeypatch: pytest.MonkeyPatch, slices: int, turn: Callable[[], float], *, broken: bool = False) -> Any:
-    """Let a Forwarder do so many slices."""
+    """Let a Forwarder do the given number of slices."""
     routers = Routers()
     mine = Forwarder(routers)  # type: ignore[arg-type]
     sleep = asyncio.sleep

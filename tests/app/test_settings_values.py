@@ -1,4 +1,4 @@
-"""What stands in a setting: units, what is refused and how it is told, and variables that mean nothing."""
+"""Values of settings: units, refused values and their errors, and ignored variables."""
 
 import re
 import subprocess

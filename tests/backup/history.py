@@ -1,4 +1,4 @@
-"""A server's history of known moments: random changes of every kind, and what the server told after each."""
+"""A server's history of known moments: random changes of every kind, and the server's state after each."""
 
 import random
 import time
@@ -11,8 +11,9 @@ from topics_client import NewRecord, RouterConfig, TopicConfig, TopicsClient
 
 
 class Moment(NamedTuple):
-    """A time by the server's clock, what the server told at that time, and the seq of `events` that was last written
-    if that was all that happened since the moment before."""
+    """A time by the server's clock, the server's state at that time, and the last seq of `events` if nothing else
+    happened since the moment before.
+    """
 
     ms: int
     state: dict[str, Any]
@@ -45,7 +46,7 @@ class History:
         poll(lambda: now_ms() > ms, 5)
 
     def go_on(self, client: TopicsClient, changes: int) -> None:
-        """Make so many changes."""
+        """Make the given number of changes."""
         for _ in range(changes):
             self._number += 1
             change = self._chance.choice(

@@ -1,4 +1,4 @@
-"""Everything that a server tells of its data, to be compared with what another one tells; and data of every kind."""
+"""The whole visible state of a server, to be compared with that of another; and data of every kind."""
 
 from dataclasses import replace
 from typing import Any

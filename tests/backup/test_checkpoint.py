@@ -1,4 +1,4 @@
-"""Checkpoints: of a store that is written to, and over the wire: who may, how many, how long."""
+"""Checkpoints: of a store under writes, and over the wire: access, number, lifetime."""
 
 import threading
 from collections.abc import Iterator

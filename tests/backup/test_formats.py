@@ -20,8 +20,9 @@ from topics_service.storage.store import Family, StoreOpenError
 Restored = Callable[[Path], ServerProcess]
 
 KEPT = Path(__file__).parent / "data" / "format-1.tar.gz"
-"""A backup that the first version which had backups made of `fill`. Never made anew: what later versions do with it is
-what they will do with the data of those who run it today."""
+"""A backup that the first version which had backups made of `fill`. Never regenerated: later versions must treat it as
+they will treat the data of today's users.
+"""
 
 _LOG_ROW_1 = struct.Struct("<B11Qq")
 

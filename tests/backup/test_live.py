@@ -81,7 +81,7 @@ def test_a_killed_create_leaves_no_half_backup(
         if create.returncode:  # else it was faster
             killed += 1
             assert create.returncode == (-signal.SIGKILL if signum == signal.SIGKILL else 143)
-        if moment:  # before, the server may see it go, and remove what nobody was told of
+        if moment:  # before that, the server may see it disconnect, and remove an unannounced checkpoint
             assert len(checkpoints(server)) == held + (create.returncode == -signal.SIGKILL)
         else:
             poll(lambda: all(f"checkpoint {path}" in server.log for path in checkpoints(server)), 30)
@@ -129,7 +129,7 @@ def test_a_server_killed_while_it_makes_a_checkpoint(server: ServerProcess, cli:
 def test_a_server_killed_while_its_checkpoint_is_copied(
     server: ServerProcess, cli: Cli, target: Path, tmp_path: Path, restored: Restored
 ) -> None:
-    """The files are there as long as the directory is: the backup goes on without the server."""
+    """The files exist as long as the directory: the backup continues without the server."""
     with TopicsClient(server.grpc_target) as client:
         client.append_many("big", [random.Random(i).randbytes(900_000) for i in range(60)])
         before = everything(client)

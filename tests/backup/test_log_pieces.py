@@ -107,7 +107,7 @@ def test_a_log_that_is_cut_or_changed_anywhere_ends_behind_a_batch(tmp_path: Pat
             assert [0, *(batch.stop for batch in batches(data[:cut]))] == [stop for stop in stops if stop <= cut]
             changed = data[:cut] + bytes([data[cut] ^ 0xFF]) + data[cut + 1 :]
             assert [0, *(batch.stop for batch in batches(changed))] == [stop for stop in stops if stop <= cut]
-    for start in stops:  # each batch's end is a place to go on from
+    for start in stops:  # the end of each batch is a position to resume from
         assert [batch.stop for batch in batches(data[start:], start)] == [stop for stop in stops if stop > start]
 
 
@@ -138,7 +138,7 @@ def test_what_is_larger_than_a_piece_is_one_and_the_rest_is_cut(tmp_path: Path, 
 
 
 def test_a_time_that_was_there_twice_means_the_later_one(tmp_path: Path, clock: Clock) -> None:
-    """The clock goes 0, 10, 20, is set back to 5, and goes on to 15 and 30; the backup is of 0."""
+    """The clock goes 0, 10, 20, is set back to 5, and continues to 15 and 30; the backup is of 0."""
     store = RocksStore(tmp_path / "data", keep_log=True)
     begin = clock.ms
     cp = tmp_path / "data" / "checkpoints" / "one"
@@ -269,7 +269,7 @@ def test_a_backup_goes_on_only_with_a_log_that_leaves_nothing_out() -> None:
 
 
 class Archived:
-    """A backup, and the log behind it in nine pieces of three files; the server's own is trimmed when it is told to."""
+    """A backup, and the log behind it in nine pieces of three files; the server's own is trimmed on request."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path, self.clock = path, clock
@@ -377,7 +377,7 @@ def test_a_hole_that_the_archive_was_told_of_is_no_damage_and_one_that_it_was_no
     assert len(archived.ship().holes) == 1
     assert archived.damage() == ""
     last = archived.pieces[-1]
-    last.unlink()  # it had been archived, and the server has it no more
+    last.unlink()  # it had been archived and removed from the server
     archived.trim()
     assert len(archived.ship().holes) == 1
     assert "are lost" in archived.damage()

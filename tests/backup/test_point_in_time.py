@@ -41,7 +41,7 @@ def own(tmp_path: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def archive(server: ServerProcess, cli: Cli, target: Path) -> Callable[[], dict[str, object]]:
-    """Archives what is new, and tells what the command told."""
+    """Archives new data; returns the output of the command."""
 
     def archive() -> dict[str, object]:
         done: dict[str, object] = cli("backup", "archive", "--to", target, "--data-dir", server.data_dir, "--json").row
@@ -320,7 +320,7 @@ def sample(server: ServerProcess, name: str) -> float:
 
 
 def test_a_log_that_was_gone_before_it_was_archived(tmp_path: Path, target: Path) -> None:
-    """The hole is told, and a backup begins what can be restored anew."""
+    """The hole is reported, and a new backup starts a new restorable range."""
     env = ARCHIVE | {"TOPICS_WAL_ARCHIVE_BYTES": 1}
     with ServerProcess(tmp_path / "server", env=env) as server, TopicsClient(server.grpc_target) as client:
         cli = Cli(server.grpc_target)
@@ -403,7 +403,7 @@ def test_a_server_that_keeps_no_log_any_more(tmp_path: Path, target: Path) -> No
 
 
 def test_an_older_state_put_back_is_not_mixed_up(tmp_path: Path, own: ServerProcess, target: Path) -> None:
-    """As a snapshot of the file system would do. The other way, a restore, begins a line by itself."""
+    """As a snapshot of the file system would do. A restore, in contrast, starts a new line."""
     cli = Cli(own.grpc_target)
     import shutil
 

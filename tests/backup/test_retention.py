@@ -1,4 +1,4 @@
-"""What a prune removes and what it must not, also beside a backup that is being made; on both kinds of target."""
+"""Files that a prune removes and keeps, also during a backup; on both kinds of target."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -17,7 +17,7 @@ Restored = Callable[[Path], ServerProcess]
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment of who uses the bucket `backups`."""
+    """The environment for the bucket `backups`."""
     with Weed(tmp_path_factory.mktemp("weed")) as weed:
         found = weed.properties
         environment = {

@@ -161,7 +161,7 @@ def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path, m
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return scan(path)
 
-    monkeypatch.setattr(os, "scandir", refusing)  # the tests may run as root, who may read everything
+    monkeypatch.setattr(os, "scandir", refusing)  # the tests may run as root, which may read everything
     with pytest.raises(BackupError, match=r"backups.*Permission denied"):
         list(folder.list("backups/"))
     assert names(folder, "files/") == ["files/1"]

@@ -72,7 +72,7 @@ def started(directory: Path, boot: str | None = None) -> tuple[RocksStore, Engin
 
 
 def check(engine: Engine, acked: Mapping[str, list[bytes]], *, lost: bool) -> dict[str, int]:
-    """Every acknowledged record is there, or (if some may be `lost`) in a gap that is told; no seq is given again.
+    """Every acknowledged record is there, or (if some may be `lost`) in a reported gap; no seq is given again.
     Returns how many are lost by topic."""
     missing = {}
     for topic, datas in acked.items():

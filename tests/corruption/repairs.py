@@ -81,7 +81,7 @@ def repaired(source: Source | MemoryStore, *, end: Uncertain | None = None, brin
 
 
 def compare(done: Repaired, expected: Truth) -> None:
-    """Every record of `expected` is there, or within a gap that was told; nothing else is, where it was not told."""
+    """Every record of `expected` is there, or within a reported gap; no other record is, unless reported."""
     back = {action.topic for action in done.actions if "come back" in action.text}
     power_cut = any("power cut" in action.text for action in done.actions)
     boot = (done.store.get(Family.META, b"boot") or b"").decode()  # a start in the same boot of the machine
@@ -107,7 +107,7 @@ def compare(done: Repaired, expected: Truth) -> None:
         assert not records or topic in back or undone, f"{topic}: records {list(records)[:5]} came back"
         old = [(item.first_seq, item.last_seq) for item in content if isinstance(item, Gap)]
         for first, last in gaps:
-            # A state that is made anew does not know whether what was before its first record was deleted or lost.
+            # A rebuilt state does not know whether records before its first one were deleted or lost.
             known = any(a <= first and last <= b for a, b in old) or (first == 1 and topic in back)
             known = known or (power_cut and last == head)
             assert known or any(a <= last and first <= b for a, b in told), f"{topic}: {first}..{last}"

@@ -1,5 +1,6 @@
-"""Expiry and eviction beside records that can't be read: as if nothing was damaged, but that what can't be read stays
-until all of it has to go."""
+"""Expiry and eviction next to unreadable records: as without damage, but unreadable records stay until all of them have
+to go.
+"""
 
 import random
 from collections.abc import Iterator
@@ -108,7 +109,7 @@ def test_retention_beside_damage(config: dict[str, int], whole_rows: bool) -> No
                     world.delete(eq=b"a")
             if cut > 0.9:
                 for world in worlds:
-                    with suppress(TopicsError):  # it tells of the records that it can't take apart
+                    with suppress(TopicsError):  # it reports the records that it can't decode
                         world.maintain()
             if step == 20:
                 lost = damage(damaged, source, whole_rows=whole_rows)

@@ -1,4 +1,4 @@
-"""Rows that contradict each other, in an otherwise intact directory: an audit tells each, with its place."""
+"""Rows that contradict each other, in an otherwise intact directory: an audit reports each, with its location."""
 
 import shutil
 from array import array

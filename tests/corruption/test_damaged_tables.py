@@ -178,7 +178,7 @@ def test_a_table_that_is_cut(sample: Sample, tmp_path: Path) -> None:
 
 
 def test_rows_and_parts_of_a_table_that_are_damaged_both(sample: Sample, tmp_path: Path) -> None:
-    """Each damaged part is passed over by itself: of the rows only those of one block are lost."""
+    """Damaged parts are skipped one by one: only the rows of one block are lost."""
     for part in ("rocksdb.index", "rocksdb.properties", "metaindex", "footer"):
         directory = damaged(sample, tmp_path)
         flip(directory / sample.name, sample.parts[part][0] + 9)

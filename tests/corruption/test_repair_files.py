@@ -106,7 +106,7 @@ def test_repair_then_verify_then_serve(
 
 
 def serve(directory: Path, work_dir: Path, expected: Truth, done: Ran, *, whole: bool) -> None:
-    """Everything is there but for gaps that were told, and new records come behind all of the old."""
+    """Everything is there except for reported gaps, and new records come after all old ones."""
     server = ServerProcess(work_dir, data_dir=directory).start()
     try:
         with TopicsClient(server.grpc_target) as client:
@@ -176,7 +176,7 @@ def table_of(family: Family, directory: Path) -> str:
 
 
 def test_no_seq_that_a_lost_write_may_have_had_is_handed_out_again(originals: Originals, tmp_path: Path) -> None:
-    """Topics that are written to behind the damage tell their head themselves; the others go on far above."""
+    """Topics that are written to behind the damage tell their head themselves; the others continue far above."""
     done = saved(harmed(originals.killed, tmp_path, "*.log", at(0.1, flip)), tmp_path / "scratch")
     reach = {(action.topic, action.partition): action.last_seq or 0 for action in done.actions if action.kind == "gap"}
     assert reach["orders", 0] > JUMP, "it had no write behind the damage"
@@ -188,7 +188,7 @@ def test_no_seq_that_a_lost_write_may_have_had_is_handed_out_again(originals: Or
 @pytest.mark.skipif("TOPICS_SOAK_SECONDS" not in os.environ, reason="a soak: set TOPICS_SOAK_SECONDS")
 @pytest.mark.timeout(0)
 def test_damage_anywhere_can_be_repaired(originals: Originals, tmp_path: Path) -> None:
-    """A random file, place and harm: what is saved is sound, and exact but for what was told."""
+    """A random file, position and damage: the result is sound, and exact except for reported losses."""
     seed = int(os.environ.get("TOPICS_SOAK_SEED", time.time_ns() % 1_000_000))
     end, number = time.monotonic() + float(os.environ["TOPICS_SOAK_SECONDS"]), 0
     while time.monotonic() < end:

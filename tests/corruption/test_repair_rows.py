@@ -1,5 +1,6 @@
-"""Repairs of rows that contradict each other, or can't be read: what is left is sound, and exact but for gaps that were
-told."""
+"""Repairs of rows that contradict each other, or can't be read: the result is sound, and exact except for reported
+gaps.
+"""
 
 from collections.abc import Callable
 

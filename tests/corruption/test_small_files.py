@@ -1,4 +1,4 @@
-"""A changed byte in the small files of the server's own: it is told, and never taken for another meaning."""
+"""A changed byte in the server's small files: it is reported, and never misread."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def test_no_changed_bit_is_taken_for_content() -> None:
 
 
 def test_no_changed_byte_of_the_list_of_files_names_a_table_that_never_was(tmp_path: Path) -> None:
-    """Nothing is taken from it: an audit tells, and a start goes on without."""
+    """The file is ignored: an audit reports it, and a start continues without it."""
     filled(tmp_path).close()
     path = tmp_path / "topics-files.json"
     whole = path.read_bytes()

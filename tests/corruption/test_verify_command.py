@@ -75,7 +75,7 @@ def test_a_directory_that_nobody_may_write_is_checked(stopped: Path, tmp_path: P
 
 
 def test_beside_a_running_server_it_checks_one_moment(server: ServerProcess) -> None:
-    """While writes, deletes and eviction go on; that a server holds the directory is told."""
+    """During writes, deletes and eviction; the output says that a server holds the directory."""
     stop = threading.Event()
 
     def write() -> None:

@@ -300,7 +300,7 @@ def test_a_projection_that_is_killed_again_and_again_counts_each_event_once(
         assert database.execute("SELECT sum(orders), sum(total) FROM customers").fetchone() == (14_000, 7000.0)
         assert database.execute("SELECT from_seq FROM place").fetchone() == (14_000,)
 
-    a.delete_topic("sales")  # made again: everything begins anew, and what is lost is noted
+    a.delete_topic("sales")  # recreated: everything starts again, and losses are reported
     a.put_topic("sales", TopicConfig(cap_records=1))
     a.append("sales", events[0])
     a.append("sales", events[1])

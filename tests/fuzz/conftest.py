@@ -1,4 +1,4 @@
-"""A real server for those who ask it over HTTP."""
+"""A real server for clients over HTTP."""
 
 from collections.abc import Iterator
 

@@ -91,7 +91,7 @@ def mutated(data: bytes, other: bytes, rng: random.Random) -> bytes:
 
 
 def inputs(target: Target, rng: random.Random, count: int) -> Sequence[bytes]:
-    """So many inputs: noise, and mutations of the samples, some of them of what was mutated before."""
+    """The given number of inputs: noise, and mutations of samples and of earlier mutations."""
     pool = list(target.samples)
     made = []
     for i in range(count):

@@ -1,7 +1,7 @@
 """Every decoder is given noise, mutations of what it takes, and what it takes: see `target.py` for what it may do then.
 
-The same inputs in each run; the soak (`make soak`) goes on with others for TOPICS_SOAK_SECONDS. What was found once is
-in `corpus/`, a folder for each target, and is tried in every run.
+The same inputs in each run; the soak (`make soak`) continues with others for TOPICS_SOAK_SECONDS. What was found once
+is in `corpus/`, a folder for each target, and is tried in every run.
 """
 
 import os

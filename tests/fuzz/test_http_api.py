@@ -2,7 +2,7 @@
 
 Every answer is one that the file knows, by status, type, schema and error code; none is a fault of the server; what the
 file does not allow is refused; and whatever is refused has changed nothing. The short run is the same each time, the
-soak (`make soak`) draws anew for TOPICS_SOAK_SECONDS.
+soak (`make soak`) draws new ones for TOPICS_SOAK_SECONDS.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from support.server import ServerProcess
 SOAK_SECONDS = float(os.environ.get("TOPICS_SOAK_SECONDS", "0"))
 LISTS = ("/v0/topics?page_size=1000", "/v0/routers?page_size=1000", "/v0/groups?page_size=1000")
 NEAR = {*POOL, GROUP, ROUTER}
-# What changes by itself, or is told of how the server fares.
+# Values that change over time, or describe the server.
 UNSTEADY = {"performance", "effective_priority", "queue", "last_read_ts", "lag_records", "forwarded_total"}
 EXAMPLES = 12  # of each operation and kind; about 15 ms each
 QUIET = settings(
@@ -181,7 +181,7 @@ def test_one_call_after_another(world: World) -> None:
 
 
 def test_everything_was_met(world: World) -> None:
-    """After the tests above: whoever changes them sees here if they have come to say nothing."""
+    """After the tests above: shows if a change has made them vacuous."""
     if sum(world.seen.values()) < 2000:
         pytest.skip("only some of the tests above were run")
     assert {200, 201, 400, 404, 405, 406, 409, 415, 422} <= set(world.seen), world.seen

@@ -244,7 +244,7 @@ def test_whoever_has_no_key_is_answered_as_described(keyed: ServerProcess) -> No
                 with_body: dict[str, Any] = {"content": b"{}", "headers": JSON} if "requestBody" in operation else {}
                 status = api.client.request(method, target, **with_body).status_code
                 if path == "/v0/watch/{wid}":
-                    assert status == 404  # a session that does not exist is told of first
+                    assert status == 404  # a missing session is reported first
                 else:
                     assert status in ({200} if path in open_to_all else statuses), (method, path, key, status)
     assert {status for _, _, status in seen} >= {401, 403}

@@ -1,4 +1,4 @@
-"""What is written is read again as it was, for values that nobody has thought of."""
+"""Written values are read back unchanged, for generated values."""
 
 import json
 from typing import Any

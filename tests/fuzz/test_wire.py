@@ -113,7 +113,7 @@ def exchange(port: int, before: bytes, data: bytes, *, whole: bool = True) -> by
             wire.sendall(data)
             if not whole:
                 return wire.recv(1 << 16)
-            wire.shutdown(socket.SHUT_WR)  # so that whoever waits for more does not wait long
+            wire.shutdown(socket.SHUT_WR)  # so that waits for more are short
         answer = b""
         wire.settimeout(PATIENCE)
         with suppress(TimeoutError, ConnectionResetError):

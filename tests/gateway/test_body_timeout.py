@@ -1,4 +1,4 @@
-"""A client that stops sending its body gets an answer and loses its connection; nothing waits for it for ever."""
+"""A client that stops sending its body gets an answer and loses its connection; nothing waits for it without end."""
 
 import asyncio
 import socket

@@ -64,7 +64,7 @@ async def service(api: TopicsApi, settings: GatewaySettings) -> AsyncIterator[Se
 
 @contextlib.asynccontextmanager
 async def connected(service: Service, data: bytes) -> AsyncIterator[socket.socket]:
-    """A socket that sent `data` and takes little in by itself."""
+    """A socket that sent `data`, with a small receive buffer."""
     loop = asyncio.get_running_loop()
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
@@ -152,7 +152,7 @@ async def test_a_client_that_reads_slowly_is_not_cut_off(service: Service) -> No
 
 
 async def test_an_http2_client_that_opens_no_window_is_reset(service: Service) -> None:
-    """Its connection goes on, and so do other streams on it."""
+    """Its connection continues, and so do other streams on it."""
     url = await service.session("t")
     await service.write("t", 100)
     client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
@@ -204,7 +204,7 @@ async def test_an_expired_session_is_as_unknown(service: Service) -> None:
 
 
 async def test_a_host_that_vanishes_is_given_up_by_the_kernel(service: Service) -> None:
-    """No packet tells of it, so the time that sent bytes may stay unacknowledged is bounded: heartbeats are sent."""
+    """No packet reports it, so the time of unacknowledged bytes is bounded: heartbeats are sent."""
     url = await service.session("t")
     async with connected(service, get(url)):
         await service.until(1)

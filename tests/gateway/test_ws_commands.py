@@ -1,4 +1,4 @@
-"""Commands from JSON text; a publish is a write body with an envelope, and costs no more."""
+"""Commands from JSON text; a publish is a write body with an envelope, at the same cost."""
 
 import json
 from typing import Any

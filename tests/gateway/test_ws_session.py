@@ -97,7 +97,7 @@ async def test_one_frame_is_read_ahead_and_not_one_for_each_subscription(api: To
         for _ in range(20):
             await asyncio.sleep(0.001)
         assert api.metrics.watch.frames == frames + 1
-        assert (await api.get_topic("own")).head_seq == 1  # commands go on
+        assert (await api.get_topic("own")).head_seq == 1  # commands continue
         client.reads.set()
         await client.until(lambda: client.ops().count("record") == 100)
 

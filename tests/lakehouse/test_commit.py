@@ -1,4 +1,4 @@
-"""The fence: each range lands once, whoever commits, and whatever answer gets lost."""
+"""The fence: each range lands once, for any committer, and after any lost answer."""
 
 import multiprocessing
 import time

@@ -1,4 +1,4 @@
-"""What a configuration may say, and how it is told what is wrong."""
+"""Valid configurations, and the errors of invalid ones."""
 
 from pathlib import Path
 from typing import Any

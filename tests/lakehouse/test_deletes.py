@@ -265,7 +265,7 @@ def test_deletes_while_records_are_committed_lose_none(
 
     def more() -> None:
         at = 200
-        while not stop.wait(0.1):  # else snapshots, which nobody drops here, make commits slower and slower
+        while not stop.wait(0.1):  # else snapshots, which are not dropped here, make commits slower and slower
             fill(topic, 20, first=at, tag=lambda i: f"t{i % 7}")
             at += 20
             follow(config)

@@ -1,4 +1,4 @@
-"""Each lost seq is told once, whatever was found before."""
+"""Each lost seq is recorded once, whatever was found before."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def _gap(first: int, last: int, reason: str = "cap", partition: int = 0) -> Gap:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    """A gaps table that has told of seq 11 to 20 and 31 to 40."""
+    """A gaps table with seq 11 to 20 and 31 to 40."""
     config = load(None, {"warehouse": str(tmp_path), "topics": ["orders"]})
     catalog = open_catalog(config)
     name = identifier(config, "orders", GAPS)

@@ -81,7 +81,7 @@ def test_a_kill_on_either_side_of_each_commit(
 
 
 def test_kills_again_and_again_at_any_moment(server: Server, connection: Connection, tmp_path: Path) -> None:
-    """Each process follows a topic that grows, and is killed after a while that nobody chose."""
+    """Each process follows a topic that grows, and is killed after a random time."""
     put_topic(connection, "often", partitions=2, cap_records=20_000)
     overrides = _overrides(server, tmp_path, "often", max_records_per_round=300)
     command = [sys.executable, "-m", "support.lake_child", json.dumps([overrides, "never", 0])]

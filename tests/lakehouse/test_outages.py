@@ -359,7 +359,7 @@ def test_what_maintenance_raises_stops_nothing(
 def test_a_commit_that_waited_too_long_is_made_anew(
     server: Server, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files might have been taken for orphans meanwhile."""
+    """Its files might have been taken for orphans."""
     put_topic(connection, "overdue")
     fill(connection, "overdue", 100)
     config = settings(server, tmp_path, "overdue")

@@ -1,4 +1,4 @@
-"""The files of a table: sizes, row groups, bounds, and what is left of files that nobody wants."""
+"""The files of a table: sizes, row groups, bounds, and leftovers of unwanted files."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Topics that become tables: content, typed columns, gaps, and what happens to the topics and tables meanwhile."""
+"""Topics that become tables: content, typed columns, gaps, and changes of topics and tables during the run."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ def test_the_group_follows_the_tables(server: Server, connection: Connection, tm
     follow(config)
     assert _positions(connection, "follows") == {("followed", 0): 30, ("followed", 1): 20}
     connection.unary(connection.groups.DeleteGroup, pb.DeleteGroupRequest(group="follows"), repeatable=False)
-    follow(config)  # nothing new, but a new pipeline tells where it is
+    follow(config)  # no new records, but a new pipeline reports its position
     assert _positions(connection, "follows") == {("followed", 0): 30, ("followed", 1): 20}
 
 

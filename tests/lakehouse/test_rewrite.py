@@ -1,4 +1,4 @@
-"""Files of a table replaced by others: atomic, in order, and beside other commits."""
+"""Files of a table replaced by others: atomic, in order, and concurrent with other commits."""
 
 import json
 import os

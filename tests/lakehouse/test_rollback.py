@@ -174,7 +174,7 @@ def test_a_rollback_is_refused_before_and_after_any_expiry_and_refilled(
 
 
 def test_a_table_put_back_as_a_whole_is_refused_for_what_its_group_was_told(case: Case) -> None:
-    """It agrees with itself; what it told the server about itself is the witness."""
+    """It agrees with itself; the positions that it committed to its group are the witness."""
     catalog = case.catalog
     catalog.drop_table("topics.orders")
     catalog.register_table("topics.orders", case.files[1])
@@ -187,7 +187,7 @@ def test_a_table_put_back_as_a_whole_is_refused_for_what_its_group_was_told(case
 
 def test_another_table_of_the_same_topic_is_not_held_to_what_the_first_told(case: Case, tmp_path: Path) -> None:
     for folder in (tmp_path / "other", tmp_path):
-        if folder == tmp_path:  # dropped, to be built anew
+        if folder == tmp_path:  # dropped, to be rebuilt
             case.catalog.drop_table("topics.orders")
         config = settings(case.server, folder, {"name": case.topic, "table": "orders"}, group=case.topic)
         follow(config)
@@ -272,7 +272,7 @@ def test_a_table_that_is_rolled_forward_again_is_in_order(case: Case) -> None:
 
 
 def test_a_table_of_an_older_version_is_judged_by_what_it_has(case: Case) -> None:
-    """Its snapshots tell ranges alone, and no property tells the snapshot."""
+    """Its snapshots have ranges alone, and no property has the snapshot."""
 
     def as_before(table: Table) -> None:
         path = Path(table.metadata_location.removeprefix("file://"))

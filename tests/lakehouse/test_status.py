@@ -1,4 +1,4 @@
-"""What status tells, and what it finds wrong."""
+"""The output of status, and the problems that it finds."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime

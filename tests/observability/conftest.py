@@ -49,6 +49,6 @@ def secret() -> str:
 
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server as it comes, with a Kafka port."""
+    """A server with default settings and a Kafka port."""
     with ServerProcess(tmp_path_factory.mktemp("plain"), kafka=True) as server:
         yield server

@@ -1,4 +1,4 @@
-"""Signals, timers and work for several clients are logged and audited as nobody's."""
+"""Signals, timers and work for several clients are logged and audited without a client."""
 
 import ast
 import asyncio

@@ -1,4 +1,4 @@
-"""What a real server tells of its storage, queues, watchers, checkpoints and errors."""
+"""Metrics of a real server about its storage, queues, watchers, checkpoints and errors."""
 
 import json
 import socket

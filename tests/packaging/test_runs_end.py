@@ -1,4 +1,4 @@
-"""A run of the tests ends, whatever a test leaves behind: one that hangs tells nothing until CI kills it."""
+"""A run of the tests ends, whatever a test leaves behind: a hanging one reports nothing until CI kills it."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Real servers, shared by tests: one as it comes, one with every limit turned down, one with keys and its callers."""
+"""Real servers, shared by tests: one with default settings, one with low limits, one with keys and its callers."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Keys on a real server, over HTTP and gRPC: which topics a key reaches, and what it is told of the others."""
+"""Keys on a real server, over HTTP and gRPC: which topics a key reaches, and the answers about others."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Bodies that are in flight together, and bodies far beyond the bounds of their lists: nobody else notices."""
+"""Bodies in flight together, and bodies far beyond the bounds of their lists: no effect on other calls."""
 
 import gzip
 import json
@@ -44,7 +44,7 @@ def near(narrow: ServerProcess) -> Iterator[Api]:
 
 
 class Body:
-    """A write of so many records of about a megabyte, on a raw socket, that comes as far as it is told to."""
+    """A write of records of about a megabyte each, on a raw socket, sent up to a given point."""
 
     def __init__(self, server: ServerProcess, topic: str, records: int, *, chunked: bool = False) -> None:
         self._socket = socket.create_connection(("127.0.0.1", server.http_port), timeout=60)
@@ -107,7 +107,7 @@ print(slowest)
 
 @contextmanager
 def watched(server: ServerProcess) -> Iterator[list[float]]:
-    """Seconds of the slowest probe by another process meanwhile, once that is over."""
+    """Seconds of the slowest probe by another process during that time."""
     found: list[float] = []
     with subprocess.Popen(
         [sys.executable, "-c", _PROBE, str(server.http_port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -121,7 +121,7 @@ def watched(server: ServerProcess) -> Iterator[list[float]]:
 def test_bodies_in_flight_are_bounded_together(narrow: ServerProcess, near: Api) -> None:
     """Six that want 324 MiB take a quarter of the memory and what one of them needs; in the end all get through.
 
-    Only a new server tells by its memory: one that has served such bodies takes no more for others.
+    Only a new server shows it in its memory: one that has served such bodies reuses their memory.
     """
     topic, go_on = near.make(), threading.Event()
     began = resident(narrow)
@@ -174,7 +174,7 @@ def test_six_large_writes_at_once_take_a_bounded_memory(tmp_path: Path) -> None:
 
 
 def test_six_large_grpc_messages_at_once_take_a_bounded_memory(tmp_path: Path) -> None:
-    """gRPC has received all of them when it tells their size: 324 MiB. They are decoded one after the other."""
+    """gRPC has received all of them when their size is known: 324 MiB. They are decoded one after the other."""
     with ServerProcess(tmp_path, env={"TOPICS_MEMORY_BYTES": MEMORY}) as server, Api(server.base) as api:
         topic, began = api.make(), resident(server)
         request = pb.AppendRequest(topic=topic, return_seqs=False)
@@ -216,7 +216,8 @@ def test_a_write_of_the_largest_size_passes_alone(server: ServerProcess, api: Ap
 
 
 def test_who_finds_no_memory_is_told_to_come_back(narrow: ServerProcess, near: Api) -> None:
-    """One body is always let through; who waits behind one that stalls is refused after a while, small ones never.
+    """One body is always let through; a body that waits behind a stalled one is refused after a while, small ones
+    never.
 
     What a body inflates to counts as what comes as it is, before it is in memory.
     """

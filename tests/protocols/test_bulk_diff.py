@@ -413,7 +413,7 @@ def test_a_client_may_ping_every_ten_seconds_also_without_a_call() -> None:
 
 
 async def test_long_reads_take_turns_with_everyone_else(service: GrpcService) -> None:
-    """An append that comes meanwhile waits for one page, however many read and however many turns it takes."""
+    """A concurrent append waits for one page, however many readers and turns there are."""
     for _ in range(8):
         await _append(service, LARGE)
     turn, taken, bulk = 0, list[int](), service.engine.bulk

@@ -106,7 +106,7 @@ async def test_a_filter_is_that_of_diff(service: GrpcService, form: int, cold: b
         assert [(one.seq, one.data) for one in records] == [(n + 1, b"%d" % n) for n in want]
         assert {one.tag.encode() for one in records} == {tags[n] for n in want}
         assert frames[-1].next_from_seq == 35_000
-        middle = frames[len(frames) // 2]  # the cursor of any frame is one to go on from
+        middle = frames[len(frames) // 2]  # any frame's cursor can be resumed from
         _, rest = await _read(service, format=form, filter=rule, end_seq=35_000, from_seq=middle.next_from_seq)
         assert [one.seq for one in rest] == [n + 1 for n in want if n + 1 > middle.next_from_seq]
 

@@ -39,7 +39,7 @@ def test_body_limit_is_exact(small_server: ServerProcess, small: Api) -> None:
         half = padded(4096)
         assert wire.send(chunked(target, half[:1], half[1:4000], half[4000:])).reply().status == 200
         assert wire.send(chunked(target, half, b" ")).reply().status == 413
-        assert wire.send(request("GET", target)).reply().status == 200  # the connection goes on
+        assert wire.send(request("GET", target)).reply().status == 200  # the connection continues
         assert wire.send(request("POST", target, padded(8000))).reply().status == 413
         assert wire.send(request("POST", target, padded(6000), Content_Type="text/plain")).reply().status == 413
         assert wire.send(request("POST", target, padded(4000), Content_Type="text/plain")).reply().status == 415

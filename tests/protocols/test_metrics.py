@@ -40,7 +40,7 @@ def scrape(api: Api) -> Metrics:
 
 @pytest.fixture
 def alone(start: Callable[..., ServerProcess]) -> Any:
-    """A server that nobody else uses."""
+    """A server of this module only."""
     server = start()
     with Api(server.base) as api:
         yield api
@@ -85,7 +85,7 @@ def test_counters_move_with_writes_and_reads(alone: Api) -> None:
     assert after("topic_earliest_seq", topic=name) == 1
     assert grown("wal_frames_total") >= 4
     assert grown("wal_bytes_written_total") > 100
-    # Every call waited for an fsync of its own, as nobody else was there to share it with.
+    # Every call waited for a separate fsync, as there was no other call to share it.
     assert grown("wal_fsyncs_total") == grown("wal_fsync_latency_us_count") >= 4
     assert grown("wal_fsync_latency_us_sum") > 0
     assert grown("commit_group_writes_sum") >= 4

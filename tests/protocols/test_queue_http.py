@@ -143,7 +143,7 @@ def test_settles_check_in_order(api: Api, op: str) -> None:
         refused(post(api, each, op, node="w", **rest), 400, "invalid_request")
         many = post(api, each, op, node="w", seqs=[1] * 1001, lease_ids=["lease_1"], **rest)
         assert refused(many, 400, "batch_too_large")["detail"] == {"seqs": 1001, "max": 1000}
-        # What comes first is told: the malformed lease id, then the node, then the number.
+        # The first error is reported: the malformed lease id, then the node, then the number.
         both = post(api, each, op, node="", seqs=[1] * 1001, lease_ids=["x"], **rest)
         assert "lease_ids" in refused(both, 400, "invalid_request")["message"]
         both = post(api, each, op, node="", seqs=[1] * 1001, **rest)
@@ -340,7 +340,7 @@ def test_a_claim_in_a_window_ends_with_its_queue(server: ServerProcess, api: Api
     threads = [threading.Thread(target=each) for each in (over_http, over_grpc)]
     for thread in threads:
         thread.start()
-    time.sleep(0.3)  # both are in the window; one that comes later is told the same
+    time.sleep(0.3)  # both are in the window; a later one gets the same
     deleted = time.monotonic()
     api.client.delete(path(name)).raise_for_status()
     for thread in threads:

@@ -532,7 +532,7 @@ def test_stop_work_takes_a_key_that_may_work(
 
 
 def _jobs(stream: Any, count: int) -> list[Any]:
-    """So many jobs of a stream, over its heartbeats."""
+    """The given number of jobs of a stream, without its heartbeats."""
     jobs: list[Any] = []
     while len(jobs) < count:
         jobs += next(stream).frame.jobs.jobs

@@ -1,6 +1,6 @@
 """Random requests on both protocols at once, valid and noise: honest answers, and nothing left behind.
 
-Two servers take the requests: one as it comes, and one with keys and with every limit turned down. The strategies are
+Two servers take the requests: one with default settings, and one with keys and all limits lowered. The strategies are
 in `strategies.py`. The short run is the same in every run, but for how its requests interleave; the soak prints its
 seed, which `TOPICS_SOAK_SEED` gives again.
 """
@@ -167,7 +167,7 @@ class Worker:
             return "not sent"
         except httpx.RemoteProtocolError as error:
             if "error_code:11" not in str(error) or sum(len(value) for _, value in kept) < 60_000:
-                raise  # only a head that is too large is told to calm down
+                raise  # only too large a head gets ENHANCE_YOUR_CALM
             self._http2.pop(call.keyed).close()
             return "head too large"
         return check_http(call, response.status_code, dict(response.headers), raw)
@@ -310,7 +310,7 @@ class Clients:
 
 
 def volley(servers: list[ServerProcess], examples: int, number: int | None, copies: int = 1) -> Counter[str]:
-    """Send so many random calls; from a fixed source without a number."""
+    """Send the given number of random calls; from a fixed source without a number."""
     for server, count in zip(servers, (len(POOL), SMALL["TOPICS_MAX_TOPICS"]), strict=True):
         make_all(server, count)
     clients = Clients(servers, copies)

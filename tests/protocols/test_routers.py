@@ -334,7 +334,7 @@ def test_a_long_poll_is_woken_by_copies(api: Api, server: ServerProcess) -> None
 
 
 def test_copies_come_without_anybody_asking(api: Api) -> None:
-    """Metrics and listings do not drive forwarding; it goes by itself, at once."""
+    """Metrics and listings do not drive forwarding; it is removed at once."""
     source, dest, name = route(api)
     api.append(source, *range(50))
 

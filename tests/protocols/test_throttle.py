@@ -1,4 +1,4 @@
-"""Writes that are told to come back later, on a real server: overload, a full disk, memory for ephemeral topics."""
+"""Throttled writes, on a real server: overload, a full disk, memory for ephemeral topics."""
 
 import json
 import threading

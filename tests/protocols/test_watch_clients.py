@@ -44,7 +44,7 @@ def restartable(start: Callable[..., ServerProcess]) -> ServerProcess:
 
 
 def follow_over_a_restart(server: ServerProcess, told: Callable[[], Told], topic: str, *, kill: bool) -> None:
-    """Write, restart, write: the client is told every record once, in order, and what happened in between."""
+    """Write, restart, write: the client gets every record once, in order, and the events in between."""
     poll(lambda: "caught-up" in events(told()), SECONDS)
     with Api(server.base) as api:
         api.append(topic, "live")

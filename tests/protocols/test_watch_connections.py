@@ -36,7 +36,7 @@ def test_only_the_creating_key_opens_a_session(keyed: ServerProcess, http: Calla
     for key in ("", "sekret-unknown", "sekret-full", "sekret-multi", "sekret-write"):
         with WatchStream(port, url, key=key) as stream:
             assert (stream.status, stream.refusal()["code"]) == (401, "unauthorized"), key
-    # No such session is told first, whoever asks; a wrong Accept before that.
+    # A missing session is reported first, to any caller; a wrong Accept before that.
     for key in ("", "sekret-unknown", "sekret-full", "sekret-write"):
         with WatchStream(port, "/v0/watch/wid_AAAAAAAAAAAAAAAAAAAAAA", key=key) as stream:
             assert (stream.status, stream.refusal()["code"]) == (404, "not_found"), key

@@ -124,7 +124,7 @@ class Crowd:
                             pass
 
     async def come_and_go(self, visit: Visit, count: int, seed: object) -> None:
-        """So many visits, some at a time."""
+        """The given number of visits, some concurrently."""
         left = iter(range(count))
 
         async def one_after_the_other() -> None:
@@ -136,7 +136,7 @@ class Crowd:
                 group.create_task(one_after_the_other())
 
     async def never_read(self, api: Api, count: int, protocols: Collection[str] = ("sse", "ws", "grpc")) -> None:
-        """Clients that take nothing while much is written, so many at each protocol; then they go."""
+        """Clients that read nothing while much is written, several on each protocol; then they go."""
         loop = asyncio.get_running_loop()
         held: list[socket.socket] = []
         calls = []

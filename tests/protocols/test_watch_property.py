@@ -28,7 +28,7 @@ from topics_proto.v1 import topics_service_pb2, topics_service_pb2_grpc
 
 SEEDS = range(8)
 STEPS = int(os.environ.get("TOPICS_WATCH_STEPS", "220"))
-SECONDS = 40.0  # within which everybody must have been told
+SECONDS = 40.0  # within which all followers must have caught up
 NAMES = ("w.a", "w.b", "w.c", "v.d")
 DURABILITIES = ("ephemeral", "disk", "disk", "memory", "fsync")
 TAGS = (None, "a", "a:1", "b")
@@ -202,7 +202,7 @@ class Run:
         await self.rng.choice(self.followers).shake()
 
     async def settle(self, _: str = "") -> None:
-        """Everybody is told everything, and `diff` says what the model says."""
+        """All followers get everything, and `diff` agrees with the model."""
         await self.idle()
         for follower, task in zip(self.followers, self.following, strict=True):
             await self.told(follower, task)

@@ -257,7 +257,7 @@ def test_sessions_are_capped(start: Callable[..., ServerProcess]) -> None:
         error = refused(response, 429, "throttled")
         assert error["detail"] == {"limit": "max_watch_sessions", "max": 2}
         assert response.headers["retry-after"] == "1"
-        # What is wrong with the request itself is told first.
+        # Faults of the request itself are reported first.
         refused(watch(api, {"absent": {}}), 404, "topic_not_found")
 
 

@@ -96,7 +96,7 @@ def test_http_2(server: ServerProcess, api: Api) -> None:
         assert re.findall(r"^(?:event|retry): .*$", text, re.MULTILINE) == [
             "retry: 2000", "event: record", "event: caught-up", "event: record", "event: caught-up"
         ]  # fmt: skip
-        assert client.get("/v0/health").status_code == 200  # the connection goes on
+        assert client.get("/v0/health").status_code == 200  # the connection continues
     poll(lambda: connections(api) == 0)
 
 
@@ -390,7 +390,7 @@ def test_a_tombstone_is_not_repeated_behind_its_id(server: ServerProcess, api: A
 
 
 def test_two_streams_of_one_session(server: ServerProcess, api: Api) -> None:
-    """Both are served; the newer one is who moves the session."""
+    """Both are served; the newer one moves the session."""
     name = filled(api, 1)
     url = ok(watch(api, {name: {}}))["stream_url"]
     with WatchStream(server.http_port, url) as first, WatchStream(server.http_port, url) as second:

@@ -1,4 +1,4 @@
-"""GET /v0/ws on a real server: who may open a socket, and what a command is (docs/contract.md, 9)."""
+"""GET /v0/ws on a real server: access, and the form of commands (docs/contract.md, 9)."""
 
 import json
 from collections.abc import Callable

@@ -48,7 +48,7 @@ def test_commands_of_a_client_that_never_reads_are_bounded(start: Callable[..., 
                 sent += len(message)
         assert sent < 40 << 20  # what fits into sockets, and 1 MiB of replies
         assert _memory(server.pid) < 400 << 20
-        api.append(topic, 1)  # nobody else has noticed
+        api.append(topic, 1)  # no effect on others
 
 
 def test_idle_sockets_keep_nothing_of_their_last_message(start: Callable[..., ServerProcess], connect: Any) -> None:

@@ -70,7 +70,7 @@ def test_starts(server: ServerProcess, api: Api, connect: Callable[..., WebSocke
     assert ws.wait("caught_up")["head_seq"] == 2
     assert ws.subscribe(topic=a, from_seq=1) == {a: {"from_seq": 1, **at}}
     assert [r["$seq"] for r in ws.records(1)] == [2]
-    # The map wins over the topic beside it, which adds to it otherwise.
+    # The map takes precedence over a separate topic, which is added otherwise.
     topics = ws.subscribe(topic=a, from_seq=0, topics={a: {"from_seq": 2}, b: {"tail": True}})
     assert {name: place["from_seq"] for name, place in topics.items()} == {a: 2, b: 3}
     topics = ws.subscribe(topic=a, from_seq=1, topics={b: {"from_seq": 2}})
@@ -115,7 +115,7 @@ def test_one_bad_name_rejects_all(ws: WebSocket, api: Api) -> None:
     ws.refused("invalid_request", "subscribe", topics={})
     ws.refused("invalid_request", "subscribe", topics={"a*b": {}})
     api.append(a, 2), api.append(b, 2)
-    assert [r["$seq"] for r in ws.records(1)] == [2]  # the old subscription goes on as it was
+    assert [r["$seq"] for r in ws.records(1)] == [2]  # the old subscription continues unchanged
     assert [m["op"] for m in ws.before_pong()] == ["caught_up"]
     topics = ws.subscribe(topics={b: {"tail": True}, "absent": {}, "b d": {}}, lenient=True)
     assert list(topics) == [b]
@@ -240,7 +240,7 @@ def test_tombstones_have_their_true_reason(ws: WebSocket, api: Api) -> None:
     assert [r["$seq"] for r in ws.records(2)] == [4, 5]
     api.rm(capped, before_seq=5)
     ws.subscribe(topic=capped, from_seq=3)
-    assert [r["$seq"] for r in ws.records(1)] == [5]  # what was deleted on purpose is not told
+    assert [r["$seq"] for r in ws.records(1)] == [5]  # deletes are not reported
 
 
 def test_a_deleted_topic(ws: WebSocket, api: Api) -> None:

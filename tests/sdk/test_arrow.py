@@ -97,7 +97,7 @@ def test_a_gap_in_the_middle_loses_nothing_that_came_before(client: TopicsClient
     stream = client.read_arrow(name)
     reading = iter(stream)
     assert next(reading).num_rows == taken
-    del reading  # the call ends, and the next goes on behind it
+    del reading  # the call ends, and the next continues after it
     client.put_topic(name, TopicConfig(cap_records=10))
     with pytest.raises(GapError) as lost:
         stream.read_all()

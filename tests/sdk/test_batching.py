@@ -243,7 +243,7 @@ def test_progress_gives_what_is_behind_its_own_time(clock: Clock) -> None:
     _add(batches, b"1")
     batch = _taken(batches)
     (second,) = _add(batches, b"2")
-    clock.now += 600  # slow, but it goes on
+    clock.now += 600  # slow, but it continues
     batches.stored(batch, 1)
     batches.failed(_taken(batches), _GONE)
     assert not second.done()

@@ -31,7 +31,7 @@ async def client(shared: ServerProcess) -> AsyncIterator[AsyncTopicsClient]:
 
 
 async def _calls(client: AsyncTopicsClient, number: int) -> None:
-    """Wait until the server has so many calls open, this one not counted."""
+    """Wait until the server has the given number of other calls open."""
     async with asyncio.timeout(5):
         while f"topics_grpc_calls_in_flight {number + 1}" not in (await client.metrics()).replace(".0\n", "\n"):
             await asyncio.sleep(0.01)
@@ -159,7 +159,7 @@ def test_a_second_loop_is_told_to_use_a_client_of_its_own(shared: ServerProcess,
 
 
 def test_a_program_leaves_nothing_behind(shared: ServerProcess, name: str) -> None:
-    """In development mode Python tells of everything that was not closed, awaited or seen."""
+    """In development mode Python warns of everything that was not closed, awaited or retrieved."""
     program = f"""
     import asyncio
     from topics_client import AsyncReadStream, AsyncTopicsClient, TopicsClient, TopicsError

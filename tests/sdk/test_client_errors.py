@@ -1,4 +1,4 @@
-"""What a user is told when a call fails on the way, and that nothing is stored twice."""
+"""Errors of calls that fail on the way, and no duplicates."""
 
 import os
 import socket
@@ -121,7 +121,7 @@ def test_tls_and_what_is_none(clients: Clients, shared: ServerProcess, tmp_path:
 def test_the_http_port_is_told_from_the_grpc_port(
     clients: Clients, shared: ServerProcess, name: str, call: str
 ) -> None:
-    client = clients(f"127.0.0.1:{shared.http_port}")  # a retry would go on for a minute
+    client = clients(f"127.0.0.1:{shared.http_port}")  # a retry would last a minute
     calls: dict[str, Callable[[], Any]] = {
         "get_topic": lambda: client.get_topic(name),
         "append": lambda: client.append(name, 1),

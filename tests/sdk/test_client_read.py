@@ -363,7 +363,7 @@ def test_a_server_that_stays_away_is_told_once_the_time_is_up(
         server = restarted()
         poll(client.ready)
         client.append("t", 3)
-        assert next(iter(stream)).seq == 3  # and goes on where it was
+        assert next(iter(stream)).seq == 3  # and resumes where it was
         client.delete_records("t", before_seq=100)
         client.delete_topic("t")
         client.append_many("t", [1, 2])

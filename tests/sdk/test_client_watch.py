@@ -254,7 +254,7 @@ def test_a_topic_of_a_prefix_that_is_made_again_is_read_from_its_first_record(
     ]  # fmt: skip
     client.delete_topic(topic)
     client.append_many(topic, ["new"] * 5)
-    # what it was before the stream is opened anew cannot be told by its seqs alone: this one has more than before
+    # seqs alone can't identify the old topic once the stream is reopened: this one has more than before
     client.delete_topic(f"{name}.b")
     if events:
         assert _until(iter(stream), TopicDeleted).topic == f"{name}.b"

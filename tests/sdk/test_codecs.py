@@ -216,7 +216,7 @@ _WRONG = [
 def test_what_can_not_be_decoded_raises_where_it_is(
     clients: Clients, shared: ServerProcess, mixed: str, what: str, batches: bool
 ) -> None:
-    """And to iterate again goes on behind it: nothing is lost, or comes twice."""
+    """Iterating again continues after it: nothing is lost or repeated."""
     client = clients(shared.grpc_target)
     stream: Any = client.read(mixed, of=Line) if what == "read" else client.watch(mixed, of=Line)
     seqs, errors = list[int](), list[DecodeError]()

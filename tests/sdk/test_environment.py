@@ -1,4 +1,4 @@
-"""What the variables of a server tell a process beside it."""
+"""A server's variables, in another process."""
 
 from pathlib import Path
 

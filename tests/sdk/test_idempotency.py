@@ -1,4 +1,4 @@
-"""What the protos declare of each call, beside what the comment of each promises."""
+"""The protos' declaration of each call, compared with the promise in its comment."""
 
 import pytest
 from google.protobuf.descriptor_pb2 import MethodOptions

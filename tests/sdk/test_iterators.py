@@ -23,7 +23,7 @@ def test_a_stream_is_an_iterator(client: TopicsClient, name: str) -> None:
         assert isinstance(stream, Iterator)
         assert next(stream).seq == 1
         assert [next(stream).seq, next(iter(stream)).seq] == [2, 3]
-        for record in stream:  # goes on where next was
+        for record in stream:  # continues where next was
             assert record.seq == 4
             break
         assert next(stream).seq == 5

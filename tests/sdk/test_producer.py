@@ -1,4 +1,4 @@
-"""The producer against a real server: what it stores, refuses, tells, and holds back."""
+"""The producer against a real server: storing, refusing, reporting, backpressure."""
 
 import asyncio
 import inspect
@@ -218,7 +218,7 @@ def test_a_topic_can_be_deleted_in_between(producer: Producer, connection: Conne
     assert producer.append("short-lived", 3).result(30) == 1
 
 
-# ------------------------------------------------------------------ what is told
+# ------------------------------------------------------------------ reports
 
 
 def test_flush_and_close_raise_the_failure_that_nobody_saw(

@@ -238,7 +238,7 @@ def test_an_answer_about_other_records_is_no_delivery() -> None:
 
 
 def test_the_window_is_asked_for_before_each_repeat() -> None:
-    """A topic that is not there yet may have been made since, by whoever, with any window."""
+    """A missing topic may have been created since, by any client, with any window."""
     with (
         FakeTopics(lambda request, attempt, context: lose(context), [None, 100]) as fake,
         Connection(Address.parse(fake.target), timeout=5) as connection,

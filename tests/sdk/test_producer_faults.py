@@ -86,7 +86,7 @@ def test_a_server_that_stays_away_is_named_in_time(server: ServerProcess) -> Non
         assert f"1 record for t, not stored: topics://{server.grpc_target}: no connection: " in error.message
         assert isinstance(deliveries[2].exception(20), UnavailableError)
         with pytest.raises(UnavailableError, match="no connection"):
-            producer.close(10)  # nobody has looked at the second
+            producer.close(10)  # the second was not retrieved
 
 
 @pytest.mark.parametrize("maximum", [100, 10_000])

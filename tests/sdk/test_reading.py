@@ -162,7 +162,7 @@ def test_a_read_that_breaks_anywhere_hands_out_all_once(data: st.DataObject) -> 
         elif change == "expire":
             log.earliest = max(log.earliest, draw(st.integers(1, log.head + 1)))
         elif change == "again" and known and expected > 0:
-            # with fewer records than before: more of them nobody can tell apart by their seqs
+            # with fewer records than before: more of them are indistinguishable by seq
             log = Log(head=draw(st.integers(0, expected - 1)), life=log.life + 1)
     if reading.done and not follow and log.life == 1 and first_head is not None:
         end = min(request.end_seq, first_head) if ends else first_head
@@ -377,7 +377,7 @@ def test_a_watch_that_breaks_anywhere_hands_out_all_once(data: st.DataObject) ->
         for name, (life, cursor) in following.items():
             now = server.logs.get(name)
             if now is not None and now.life != life and now.head >= cursor:
-                del server.logs[name]  # made again with as many records: nobody can tell it apart by its seqs
+                del server.logs[name]  # recreated with as many records: indistinguishable by seq
     assert not [name for name in watching.cursor if name in left]
 
 

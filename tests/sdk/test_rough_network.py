@@ -63,7 +63,7 @@ def _log(connection: Connection, topic: str, partition: int = 0) -> dict[int, An
 
 
 def _check(direct: Connection, appended: Appended) -> None:
-    """Each record has the outcome that its delivery tells, and is nowhere else."""
+    """Each record has the outcome of its delivery, and is nowhere else."""
     for (topic, partition), records in appended.items():
         log = _log(direct, topic, partition)
         values = list(log.values())

@@ -236,7 +236,7 @@ def test_a_failure_is_logged_with_its_traceback(connection: Connection, caplog: 
     assert "logged: job 1 failed (delivery 1)" in record.getMessage()
     assert "the reason why" in caplog.text
     assert "in handle" in caplog.text
-    (rests,) = jobs_in(connection, "logged", JOB_STATE_DELAYED)  # without a limit, retries may go on for ever
+    (rests,) = jobs_in(connection, "logged", JOB_STATE_DELAYED)  # without a limit, retries may never end
     assert rests.ready_at_ts_ms > time.time() * 1000 + 4000
 
 
@@ -385,7 +385,7 @@ def test_a_job_longer_than_its_lease_is_delivered_once(connection: Connection, h
 
     with running(connection, queue, handler, lease_ms=300, concurrency=1) as worker:
         poll(lambda: worker.statistics().running)
-        with running(connection, queue, other, concurrency=1):  # who would get it
+        with running(connection, queue, other, concurrency=1):  # which would get it
             acked(worker, 1)
     assert delivered == []
     assert worker.statistics().taken == 1

@@ -189,7 +189,7 @@ def test_what_is_no_exception_ends_the_run_and_is_raised(
     with pytest.raises(kind, match="enough"):
         worker.run()
     after = worker.statistics()
-    assert (after.acked, after.retried) == (0, 1)  # it counts as a delivery: such a job does not go round for ever
+    assert (after.acked, after.retried) == (0, 1)  # it counts as a delivery: such a job does not circulate without end
     assert state(connection, queue).count == 5
 
 
@@ -481,7 +481,7 @@ def test_a_process_that_hangs_loses_its_jobs_and_knows(
         worker.process.send_signal(signal.SIGTERM)
         assert worker.process.wait(15) == 0, worker.logged
         assert worker.statistics["acked"] == 0
-        assert worker.statistics["lost"] >= 1  # it may have been sent again while nobody read
+        assert worker.statistics["lost"] >= 1  # it may have been sent again while it was not read
 
 
 def test_handlers_of_before_are_back_and_other_threads_install_none(connection: Connection) -> None:

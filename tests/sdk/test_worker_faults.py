@@ -94,7 +94,7 @@ def test_a_server_killed_again_and_again_costs_no_job(
         assert after.retried == 0
     done = sum(worker.statistics().acked for worker in workers)
     lost = sum(worker.statistics().lost for worker in workers)
-    assert 600 - lost <= done <= 600  # of an ack whose answer was lost nobody knows
+    assert 600 - lost <= done <= 600  # the outcome of an ack without an answer is unknown
     assert handled.total() <= 600 + lost
     assert 3 <= _warnings(caplog, "killed: can't receive jobs") <= 2 * 3 + 2
 
@@ -111,7 +111,7 @@ def test_a_job_whose_lease_outlives_the_server_is_acked_by_its_one_run(house: Ho
     with running(connection, "kept", handle, concurrency=2) as worker:
         poll(lambda: worker.statistics().running == 2)
         house.server.kill()
-        gates[0].set()  # done while nobody can be told
+        gates[0].set()  # done while no ack can be sent
         poll(lambda: worker.statistics().running == 1)
         house.restart()
         acked(worker, 1)

@@ -77,7 +77,7 @@ def test_a_lease_is_lost_when_an_extend_says_so_or_its_time_is_over(leases: Leas
     first, second = _running(leases, _job(1), _job(2))
     assert not leases.lost(first.job)
     assert leases.extended([first, second], {1}, 6.0, clock.now) == [first]
-    assert leases.extended([first], {1}, 6.0, clock.now) == []  # told once
+    assert leases.extended([first], {1}, 6.0, clock.now) == []  # reported once
     assert leases.lost(first.job)
     assert leases.due() == []
     assert not leases.finish(first)  # what it returned counts for nothing

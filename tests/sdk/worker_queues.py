@@ -68,5 +68,5 @@ def running(connection: Connection, queue: str, handler: Callable[[Job], Any], *
 
 
 def acked(worker: Worker, count: int, seconds: float = 15) -> None:
-    """Wait until so many jobs are acked."""
+    """Wait until the given number of jobs is acked."""
     poll(lambda: worker.statistics().acked >= count, seconds, f"{count} acks: {worker.statistics()}")

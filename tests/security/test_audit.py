@@ -1,4 +1,4 @@
-"""The audit log: every change by every protocol, once, with who and how; and its file."""
+"""The audit log: every change over every protocol, once, with caller and outcome; and its file."""
 
 import json
 import os
@@ -211,7 +211,7 @@ def test_what_fails_is_logged_with_its_reason(audited: Audited, ops: Api) -> Non
     refused(ops.put("queue-or-log", type="queue", dead_letter="queue-or-log"), 400, "invalid_request")
     line = audited.line()
     assert (line["outcome"], line["reason"]) == ("refused", "invalid_request")
-    with with_key(audited.server.base, None) as nobody:  # who is unknown changes nothing, and fills no disk
+    with with_key(audited.server.base, None) as nobody:  # an unknown caller changes nothing, and fills no disk
         refused(nobody.drop("a"), 401, "unauthorized")
     ok(ops.put("marker"), 201)
     assert audited.line()["topic"] == "marker"

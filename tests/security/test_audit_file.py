@@ -49,7 +49,7 @@ def test_lines_wait_for_a_full_disk_but_not_for_ever(tmp_path: Path, monkeypatch
 
 
 def test_a_full_disk_as_the_kernel_has_it(tmp_path: Path) -> None:
-    """A process that may write no more than 1000 bytes, then some more: also a line of which a part went is whole."""
+    """A process that may write at most 1000 bytes, then more: a partly written line is completed."""
     script = """
 import json, resource, sys, time
 from topics_server import audit

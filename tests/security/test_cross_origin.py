@@ -50,7 +50,7 @@ def unkeyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 
 @pytest.fixture(scope="module")
 def unset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server as it comes."""
+    """A server with default settings."""
     with ServerProcess(tmp_path_factory.mktemp("unset")) as server:
         yield server
 
@@ -76,7 +76,7 @@ def preflight(http: httpx.Client, path: str, origin: str, *, method: str = "POST
 
 
 def sharing(reply: httpx.Response) -> dict[str, str]:
-    """The headers that say who may read the answer."""
+    """The headers with the origins that may read the answer."""
     return {name: value for name, value in reply.headers.items() if name.startswith("access-control-")}
 
 
@@ -191,7 +191,7 @@ def test_a_page_reads_why_it_has_to_wait_and_gets_its_request_id(keyed: ServerPr
     ],
 )  # fmt: skip
 def test_other_pages_get_what_they_got(keyed: ServerProcess, unkeyed: ServerProcess, http2: bool, origin: str) -> None:
-    """With a key in the request all is served, without keys only pages of the machine; nobody else may read it."""
+    """With a key in the request all is served, without keys only pages of the machine; no other origin may read it."""
     with client(keyed, http2) as http:
         assert preflight(http, "/v0/topics/t", origin).status_code == 401
     for server, headers, status in ((keyed, KEY, 200), (unkeyed, {}, 200 if "localhost" in origin else 403)):

@@ -25,7 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def ask1(server: ServerProcess, method: str, target: str, body: bytes | None = None, **headers: str) -> RawReply:
-    """Over HTTP/1.1, on a connection that goes on."""
+    """Over HTTP/1.1, on a connection that continues."""
     with Wire(server.http_port) as wire:
         reply = wire.send(request(method, target, body, **headers)).reply(head=method == "HEAD")
         assert reply is not None
@@ -34,7 +34,7 @@ def ask1(server: ServerProcess, method: str, target: str, body: bytes | None = N
 
 
 def ask2(server: ServerProcess, *fields: tuple[str, str]) -> Answer:
-    """Over HTTP/2, on a connection that goes on."""
+    """Over HTTP/2, on a connection that continues."""
     client = Http2(server.http_port)
     client.send(h2frame(HEADERS, END_HEADERS | END_STREAM, 1, block(list(fields))))
     poll(lambda: 1 in client.answers(), 5, "an answer")
@@ -45,7 +45,7 @@ def ask2(server: ServerProcess, *fields: tuple[str, str]) -> Answer:
 
 
 def code(reply: RawReply | Answer) -> tuple[int, str]:
-    """Of an error, in an envelope that tells its time."""
+    """Of an error, in an envelope with its time."""
     body = RawReply(reply.status, {}, reply.body).json
     assert sorted(body) == ["error", "performance"]
     assert 0 <= body["performance"]["server_total_ms"] < 10_000
@@ -175,7 +175,7 @@ def test_a_head_that_is_too_large_tells_its_time(server: ServerProcess) -> None:
 def test_a_head_of_http2_that_is_ambiguous_or_malformed(
     server: ServerProcess, fields: tuple[str, list[tuple[str, str]]]
 ) -> None:
-    """It ends its stream; the other ones on the connection, which may be those of others, go on."""
+    """It ends its stream; the other ones on the connection, which may be those of others, continue."""
     assert code(ask2(server, *fields[1])) == (400, "invalid_request")
 
 

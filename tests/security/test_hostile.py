@@ -1,4 +1,4 @@
-"""What a stranger may send at a real server: it costs bounded memory, ends his connection, and nobody else notices."""
+"""Hostile input to a real server: it costs bounded memory, ends its connection, and has no effect on others."""
 
 import gzip
 import json
@@ -144,7 +144,7 @@ def test_http2_rapid_reset(server: ServerProcess) -> None:
     ids=lambda case: case[0].replace(" ", "-"),
 )
 def test_http2_made_you_reset(server: ServerProcess, again: tuple[str, Callable[[int], bytes]]) -> None:
-    """CVE-2025-8671, and frames that h2 tells of by no event: a request each, or a stream that is over."""
+    """CVE-2025-8671, and frames without an event of h2: a request each, or an ended stream."""
     attack = Http2(server.http_port)
     attack.send(b"".join(again[1](n) for n in range(1, 20_001, 2)))
     assert attack.goaway() == ENHANCE_YOUR_CALM
@@ -227,7 +227,7 @@ def test_grpc_messages_are_not_inflated_beyond_the_limit(server: ServerProcess) 
 
 
 def test_slowloris(server: ServerProcess) -> None:
-    """A hundred connections that send a byte of their head now and then: each has its two seconds, and no more."""
+    """A hundred connections that send a byte of their head now and then: each has two seconds."""
     with ExitStack() as held:
         wires = [held.enter_context(Wire(server.http_port)) for _ in range(100)]
         for wire in wires:
@@ -339,7 +339,7 @@ def test_without_a_key_a_body_is_not_kept(server: ServerProcess) -> None:
 
 
 def test_every_key_is_compared_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that time tells neither which key is near nor how near; `compare_digest` sees to each comparison."""
+    """So that the time reveals neither a similar key nor its similarity; `compare_digest` sees to each comparison."""
     keys = from_text(",".join(f"key-{n}" for n in range(20)))
     assert keys is not None
     seen: list[int] = []

@@ -1,4 +1,4 @@
-"""TLS handshakes on the Kafka port of a real server: they count as connections, and keep nobody out."""
+"""TLS handshakes on the Kafka port of a real server: they count as connections, and lock out no client."""
 
 import contextlib
 import re
@@ -56,7 +56,7 @@ def is_served(server: TlsServer) -> bool:
 
 
 def test_connections_in_a_handshake_count(server: TlsServer) -> None:
-    """Else strangers who begin any number of them take the file descriptors of the database."""
+    """Else unlimited handshakes would take the file descriptors of the database."""
     before = descriptors(server)
     hostile = [silent(server, b"\x16\x03\x01") for _ in range(5 * MAX_CONNECTIONS)]
     poll(lambda: metrics(server).get("limit") == 4 * MAX_CONNECTIONS, 10, "refusals")
@@ -79,7 +79,7 @@ def test_who_never_finishes_keeps_nobody_out(server: TlsServer) -> None:
             good.append(Wire(server.kafka_port, tls=server.trust))
             assert metrics(server)["open"] <= MAX_CONNECTIONS
         assert time.monotonic() - begun < 10  # a handshake has 15 s
-        for wire in (old, *good):  # who is in stays
+        for wire in (old, *good):  # open connections stay
             assert wire.call(ApiKey.METADATA, topics=[])["brokers"]
         for each in (*hostile, *good):
             each.close()

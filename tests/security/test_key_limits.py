@@ -1,4 +1,6 @@
-"""What one key may hold at each protocol: beyond it is refused, other keys go on, and all of it comes back."""
+"""Limits of one key on each protocol: calls beyond are refused, other keys are not affected, and everything is
+released.
+"""
 
 import gzip
 import json
@@ -68,7 +70,7 @@ def ask(wire: Wire, key: str = "small") -> RawReply:
 
 
 def begun(server: ServerProcess, nbytes: int, size: int, key: str = "small") -> Wire:
-    """A write of `size` bytes of which so many have been sent."""
+    """A write of `size` bytes, partly sent."""
     wire = Wire(server.http_port)
     head = (
         f"POST {path('t')} HTTP/1.1\r\nhost: [::]\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n"
@@ -78,7 +80,7 @@ def begun(server: ServerProcess, nbytes: int, size: int, key: str = "small") -> 
 
 
 def record(size: int) -> bytes:
-    """A body of exactly so many bytes, with one record."""
+    """A body of exactly the given number of bytes, with one record."""
     empty = b'{"records":[{"data":""}]}'
     return empty[:-4] + b"x" * (size - len(empty)) + empty[-4:]
 
@@ -179,7 +181,7 @@ def _opens(server: ServerProcess) -> bool:
 
 
 def test_a_grpc_call_counts_before_its_message_has_come(server: ServerProcess) -> None:
-    """Or the cap would hold nobody who sends none."""
+    """Else the cap would not hold clients that send none."""
     silent = threading.Event()
 
     def nothing() -> Iterator[Any]:
@@ -438,7 +440,7 @@ def test_a_key_has_its_share_of_the_budget() -> None:
 
 
 def test_whom_all_wait_for_waits_for_nobody_of_his_key() -> None:
-    """Else the two favours could wait for each other for ever."""
+    """Else the two exceptions could wait for each other without end."""
     budget = MemoryBudget(100)
     share = Share(lambda: 60)
     first, second, third = _Waiter(share), _Waiter(share), _Waiter(None)

@@ -36,7 +36,7 @@ def test_one_key_has_one_id_wherever_it_stands(file: Path) -> None:
     listed = from_text(f"other:read,{SHOP}:read+write:orders.|carts.,{OPS}")
     assert listed is not None
     assert listed.principals > from_file(str(file)).principals
-    command = f"printf %s {OPS} | sha256sum | cut -c1-12"  # as docs/security.md tells operators
+    command = f"printf %s {OPS} | sha256sum | cut -c1-12"  # as in docs/security.md
     assert subprocess.check_output(command, shell=True, text=True).strip() == fingerprint(OPS.encode())
 
 

@@ -1,4 +1,4 @@
-"""The rules of access as a whole: none is missing, none says too little, and the page tells them all."""
+"""The access rules as a whole: none is missing or too weak, and the page lists them all."""
 
 import re
 from pathlib import Path

@@ -74,7 +74,7 @@ def others(server: ServerProcess, said: list[str]) -> None:
                     with WebSocket(server.base, path, key=given) as ws:
                         ws.send(f'{{"op":"ping","request_id":"1","{key}":1}}')
                         ws.send(f'{{"op":"publish","topic":"{key}","records":')
-                        said += [repr(ws.recv()["op"]), repr(ws.recv()["op"])]  # what it said itself it may be told
+                        said += [repr(ws.recv()["op"]), repr(ws.recv()["op"])]  # it may get its own input back
                 except RefusedError as error:
                     said.append(repr(error.body) + repr(error.headers))
         with grpc.insecure_channel(server.grpc_target) as channel:

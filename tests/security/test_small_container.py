@@ -22,7 +22,7 @@ _HIERARCHIES = (
 
 @pytest.fixture
 def group() -> Iterator[tuple[Path, str]]:
-    """A control group of 160 MiB, and the file that counts who was killed in it."""
+    """A control group of 160 MiB, and the file that counts killed processes."""
     for root, file, events in _HIERARCHIES:
         made = root / f"topics-test-{uuid4().hex[:8]}"
         try:

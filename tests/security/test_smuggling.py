@@ -103,7 +103,7 @@ def statuses(server: ServerProcess, data: bytes) -> list[int]:
     ids=lambda case: case[0].replace(" ", "-"),
 )
 def test_what_can_be_read_in_two_ways_is_refused(server: ServerProcess, request_: tuple[str, bytes]) -> None:
-    """And the connection ends, so that what stands behind it is nobody's request."""
+    """The connection ends, so that later bytes are not taken for a request."""
     assert statuses(server, request_[1] + HIDDEN) == [400]
 
 

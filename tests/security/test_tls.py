@@ -81,7 +81,7 @@ def test_web_sockets(server: TlsServer) -> None:
     with connect(f"wss://localhost:{server.http_port}/v0/ws", ssl=server.trust, proxy=None) as socket:
         socket.send('{"op":"publish","topic":"wss","records":[{"data":7}]}')
         assert '"head_seq":1' in socket.recv(10).replace(" ", "")
-        socket.send("x" * 100)  # no command: told so, and the connection goes on
+        socket.send("x" * 100)  # no command: an error, and the connection continues
         assert "error" in socket.recv(10)
     with connect(f"wss://localhost:{server.http_port}/v0/ws", ssl=server.trust, proxy=None) as socket:
         socket.send(b"\xff\xfe", text=True)  # breaks the rules: the close frame must arrive all the same
@@ -169,7 +169,7 @@ def test_old_versions_of_tls_are_refused(server: TlsServer) -> None:
 def test_a_handshake_that_stalls_is_cut_off(tmp_path: Path) -> None:
     with TlsServer(tmp_path, env={"TOPICS_HEADER_TIMEOUT_SECONDS": 1}) as server:
         with socket.create_connection(("127.0.0.1", server.http_port), timeout=10) as silent:
-            silent.sendall(b"\x16\x03\x01")  # a handshake begins, and no more
+            silent.sendall(b"\x16\x03\x01")  # a handshake begins, and stalls
             assert silent.recv(1) == b""
         with server.socket() as slow:  # and a request that stalls behind one
             slow.sendall(b"GET /v0/health HT")
@@ -177,7 +177,7 @@ def test_a_handshake_that_stalls_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_connections_in_a_handshake_count(tmp_path: Path) -> None:
-    """Else strangers who begin any number of them take the file descriptors of the database."""
+    """Else unlimited handshakes would take the file descriptors of the database."""
     env = {"TOPICS_MAX_CONNECTIONS": 5, "TOPICS_HEADER_TIMEOUT_SECONDS": 2}
     with TlsServer(tmp_path, env=env) as server:
         address = ("127.0.0.1", server.http_port)
@@ -270,7 +270,7 @@ def test_a_new_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
         expected = new.cert.read_text().strip()
         assert shown(server.http_port) == shown(server.kafka_port) == shown(grpc_port(server)) == expected
         assert httpx.get(f"{server.base}/v0/ready", verify=server.trust).status_code == 200
-        stays.sendall(b"GET /v0/health HTTP/1.1\r\nhost: localhost\r\n\r\n")  # what is open goes on
+        stays.sendall(b"GET /v0/health HTTP/1.1\r\nhost: localhost\r\n\r\n")  # open connections continue
         assert stays.recv(12) == b"HTTP/1.1 200"
         stays.close()
         reload(server, "the certificate was read again and is the same")

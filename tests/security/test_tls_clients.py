@@ -28,7 +28,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.
 
 
 async def slow_client(service: Any, client: ssl.SSLContext, path: bytes) -> asyncio.StreamReader:
-    """Sends a request; what comes is read by nobody, so that little of it leaves the server. Hold what it returns."""
+    """Sends a request; the answer is not read, so that little of it leaves the server. Hold what it returns."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KIB)
     sock.setblocking(False)

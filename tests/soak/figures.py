@@ -169,7 +169,7 @@ def table(samples: Sequence[Sample]) -> str:
 
 
 def save(samples: Sequence[Sample], path: Path) -> None:
-    """Every sample as a line of JSON, for whoever wants to see the curve."""
+    """Every sample as a line of JSON, for plots."""
     with path.open("w") as out:
         for sample in samples:
             line: dict[str, Any] = sample.__dict__

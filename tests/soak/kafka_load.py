@@ -1,4 +1,4 @@
-"""Kafka clients beside the other load: producers and consumers of a real client, and connections that vanish."""
+"""Kafka clients, besides the other load: producers and consumers of a real client, and connections that vanish."""
 
 import contextlib
 import random
@@ -82,7 +82,7 @@ class KafkaLoad:
         consumer.subscribe(["kafka"])
         for _ in range(rng.randrange(5, 40)):
             for message in consumer.consume(200, 0.1):
-                # While a group settles a client may be told so; it carries on by itself.
+                # While a group rebalances a client may get that error; it recovers.
                 self.counts["Kafka records consumed"] += message.error() is None
             if self._over.is_set():
                 break

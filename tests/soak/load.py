@@ -1,4 +1,4 @@
-"""Clients of every kind at every protocol of one server, who come, work, and leave in good or bad manner."""
+"""Clients of every kind on every protocol of one server, which connect, work, and disconnect properly or not."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ QUEUES = {
     "jobs-disk": {"lease_ms": 300, "max_deliveries": 4, "dead_letter": "jobs-dead"},
     "jobs-fsync": {"lease_ms": 300, "durability": "fsync", "leases_durable": True},
 }
-_IDEMPOTENCY_MS = 5000  # short, so that keys run out while the load goes on
+_IDEMPOTENCY_MS = 5000  # short, so that keys expire during the load
 
 
 class RefusedError(Exception):
@@ -73,7 +73,7 @@ class Connection:
 
 
 class Load:
-    """Runs every kind of client until it is told to stop. `counts` is what they did."""
+    """Runs every kind of client until it is stopped. `counts` is what they did."""
 
     def __init__(self, server: ServerProcess, seed: int) -> None:
         self.server = server

@@ -44,7 +44,7 @@ class Sender:
 
 
 async def test_a_closed_socket_does_not_end_the_watch_over_slow_clients() -> None:
-    """It raised ValueError in the timer, and from then on nobody who stopped reading was ever given up."""
+    """It raised ValueError in the timer, and from then on slow clients were never disconnected."""
     timeouts, sender = SendTimeouts(0.3), Sender()
     timeouts.enter(sender)
     async with asyncio.timeout(10):
@@ -86,7 +86,7 @@ def test_tables_of_deletions_do_not_pile_up(store: RocksStore) -> None:
 
 
 def test_deletions_over_much_data_are_left_to_rocksdb(store: RocksStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To compact them would write all of that anew, every half minute."""
+    """Compacting them would rewrite all of that, every half minute."""
     monkeypatch.setattr(tombstone_compaction, "_MAX_NEIGHBOUR_BYTES", 10_000)
     family = store._families[Family.GAPS]
     for number in range(TOPICS):

@@ -41,7 +41,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 async def soak(server: ServerProcess, seconds: float, seed: int) -> tuple[list[Sample], dict[str, int]]:
-    """Load for so long, then nobody: checks what is left. Returns the samples and what the clients did."""
+    """Load for a time, then none: checks the leftovers. Returns the samples and what the clients did."""
     load = Load(server, seed)
     rest = look(server)
     began = time.monotonic()
@@ -57,7 +57,7 @@ async def soak(server: ServerProcess, seconds: float, seed: int) -> tuple[list[S
 
 
 def settled(server: ServerProcess, rest: Sample) -> Sample:
-    """The server once nobody holds anything of it: no stream, no call, no connection."""
+    """The server without clients: no stream, no call, no connection."""
     end = time.monotonic() + SETTLE_SECONDS
     while True:
         after = look(server)

@@ -1,4 +1,4 @@
-"""Reading a range over breaks, against a server that answers as a test tells it to. No JVM."""
+"""Reading a range over lost connections, against a scripted server. No JVM."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ Answer = Callable[[pb.BulkDiffRequest, grpc.ServicerContext], Iterator[pb.BulkDi
 
 
 class _Server(topics_service_pb2_grpc.TopicsServiceServicer, admin_service_pb2_grpc.AdminServiceServicer):
-    """Answers the calls in turn, the last answer for ever; keeps the requests."""
+    """Answers the calls in order, the last answer repeatedly; keeps the requests."""
 
     def __init__(self, *answers: Answer, readers: tuple[int, ...] | None = ()) -> None:
         self.answers = list(answers)
@@ -182,7 +182,7 @@ def test_a_head_below_the_range_is_no_end() -> None:
 
 
 def test_a_server_that_was_put_back_gives_nothing_twice() -> None:
-    """For a cursor beyond its head it begins anew, behind a tombstone."""
+    """For a cursor beyond its head it starts again, after a tombstone."""
 
     def anew(request: pb.BulkDiffRequest, context: Any) -> Iterator[pb.BulkDiffResponse]:
         lost = record_pb2.Tombstone(gap_from=1, gap_to=1, reason=record_pb2.GAP_REASON_RECREATED)

@@ -73,7 +73,7 @@ T9 = datetime(2026, 11, 28, 9, 0, 0, tzinfo=UTC)
 )
 def test_what_fits(kind: str, text: str, value: object) -> None:
     record = b'{"skipped": [{}], "v": %s}' % text.encode()
-    # Alone, and beside what has no value, or another form of one.
+    # Alone, and together with missing values and other forms.
     assert one(f"v {kind}", record) == ([value], [None])
     assert one(f"v {kind}", b"{}", record, b'{"v":null}', record) == ([None, value, None, value], [None] * 4)
 

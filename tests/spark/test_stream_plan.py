@@ -157,7 +157,7 @@ def test_steps_with_limits_come_to_the_heads_and_stay() -> None:
     assert at == {"a": position("top_a", 1000), "b": position("top_b", 30, 0), "c": position("top_c", 3)}
 
 
-# What is to be read.
+# The ranges to read.
 
 
 def test_ranges_between_two_offsets() -> None:

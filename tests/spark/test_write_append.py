@@ -240,7 +240,7 @@ def test_a_topic_that_is_not_to_be_created(server: Server, topic: str) -> None:
 
 
 def test_jobs_that_create_the_same_topic_with_other_partitions(server: Server, topic: str) -> None:
-    """Who comes second finds the topic as it is, as if it had come later."""
+    """The second finds the existing topic, as if it had come later."""
     jobs = [Job(server.url, topic=topic, partitions=str(1 + number % 4)) for number in range(16)]
     with ThreadPoolExecutor(16) as pool:
         assert [written.records for written in pool.map(lambda job: job.run({"data": ["1"]}), jobs)] == [1] * 16

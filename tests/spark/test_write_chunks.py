@@ -34,7 +34,7 @@ TYPES: Mapping[str, types.DataType] = {
 
 
 def layout(ddl: str, **options: str) -> Layout:
-    """Of columns told as `name type, …`; Spark's own parser takes a session."""
+    """Of columns as `name type, …`; Spark's own parser takes a session."""
     schema = types.StructType()
     for column in ddl.split(", "):
         name, _, kind = column.partition(" ")

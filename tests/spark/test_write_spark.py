@@ -74,7 +74,7 @@ def test_binary_topics_and_partitions(spark: "SparkSession", server: Server, row
 
 
 def test_an_empty_frame(spark: "SparkSession", server: Server, connection: Connection) -> None:
-    """Its topic is made as that of any other: who reads it next finds it."""
+    """Its topic is created as any other: later reads find it."""
     write(numbers(spark, 0).select("data"), server, topic="empty", partitions="3")
     assert len(find_topic(connection, "empty").partitions) == 3
     write(numbers(spark, 2).where("id > 5").select("data"), server, topic="emptied")
@@ -207,7 +207,7 @@ def test_a_replay_with_other_rows(lines: Lines, rows: Callable[..., list[Row]]) 
 
 
 def test_a_lost_checkpoint(lines: Lines, rows: Callable[..., list[Row]]) -> None:
-    """It is a new query, which begins anew; with a write id it is the same, and must have the same rows."""
+    """It is a new query, which starts over; with a write id it is the same, and must have the same rows."""
     lines.add(0, part(0))
     for options, count in (({}, 500), ({}, 1000), ({"writeId": "w"}, 1500), ({"writeId": "w"}, 1500)):
         lines.run(topic="lost", **options)

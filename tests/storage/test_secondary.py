@@ -130,7 +130,7 @@ def test_a_try_counts_if_the_manifest_stood_still(writer: RocksStore, follower: 
 def test_what_was_flushed_before_it_was_read_is_not_hidden_by_what_was_there(
     writer: RocksStore, follower: SecondaryStore
 ) -> None:
-    """RocksDB skips the part of a log that is in a file by now, and would go on with the older rows in memory."""
+    """RocksDB skips the part of a log that is already in a file, and would continue with the older rows in memory."""
     for number in range(20):
         batch = writer.batch()
         batch.put(Family.DELETES, b"chunk", b"%d" % number)

@@ -171,7 +171,7 @@ def test_only_the_newest_log_ends_within_a_write(killed: Path, tmp_path: Path) -
 
 
 def test_what_was_written_before_a_kill_is_there_to_the_last_row(killed: Path, tmp_path: Path) -> None:
-    """The mark tells where the newest log ends; no torn write, since nobody was told of one."""
+    """The mark has the end of the newest log; no torn write, since none was acknowledged."""
     ends = stops(logs(killed)[-1])
     for size in (0, ends[10], ends[-2], ends[-1] - 1):
         path = copy(killed, tmp_path / "copy")

@@ -1,4 +1,4 @@
-"""Long reads at a server and at the bulk readers beside it, and what pages together say of every seq."""
+"""Long reads at a server and its bulk readers, and the combined result of pages for every seq."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
@@ -32,7 +32,7 @@ class Client:
         return int(reply.head_seq)
 
     def stream(self, topic: str, **request: Any) -> Iterator[pb.BulkDiffResponse]:
-        """The frames, as they come."""
+        """The frames, in order of arrival."""
         message = pb.BulkDiffRequest(topic=topic, **request)
         return iter(self.stub.BulkDiff(message, timeout=60, metadata=self._metadata))
 
@@ -66,7 +66,7 @@ class Client:
         return [reader.port for reader in reply.readers]
 
     def readers(self, count: int) -> list[int]:
-        """The ports, once so many take calls."""
+        """The ports, once the given number takes calls."""
         return poll(lambda: ports if len(ports := self.listed()) == count else None, 30, "bulk readers") or []
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Client:
 
 
 def pids(server: ServerProcess, ports: Sequence[int]) -> list[int]:
-    """The processes of readers, as the server's log tells them."""
+    """The processes of readers, from the server's log."""
     return [int(server.log.rpartition(f"gRPC port {port}, process ")[2].split()[0]) for port in ports]
 
 

@@ -12,7 +12,7 @@ from support.waiting import poll
 
 
 class Span:
-    """A span as it came."""
+    """A span as received."""
 
     def __init__(self, message: SpanMessage, resource: dict[str, Any]) -> None:
         self.name = message.name
@@ -61,7 +61,7 @@ class Collector:
 
     @property
     def endpoint(self) -> str:
-        """What OTEL_EXPORTER_OTLP_ENDPOINT is to be."""
+        """The value for OTEL_EXPORTER_OTLP_ENDPOINT."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     @property

@@ -45,6 +45,6 @@ def in_fake_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, No
 
 
 async def steps(count: int = 1) -> None:
-    """Let the loop make so many steps."""
+    """Let the loop run the given number of steps."""
     for _ in range(count):
         await asyncio.sleep(0)

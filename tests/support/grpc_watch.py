@@ -51,7 +51,7 @@ class Follower:
         return frame
 
     async def kind(self, seconds: float = SECONDS) -> str | None:
-        """What the next frame tells."""
+        """The content of the next frame."""
         return (await self.next(seconds)).WhichOneof("kind")
 
     async def until(self, kind: str, topic: str | None = None) -> stream_pb2.Frame:

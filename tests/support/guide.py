@@ -49,7 +49,7 @@ def _run(command: list[str], expected: str) -> None:
 
 
 class Page:
-    """Runs the blocks of a page, as a reader would who goes along from top to bottom in two terminals.
+    """Runs the blocks of a page, as a reader would from top to bottom in two terminals.
 
     `console` blocks are commands and what they print. `python` blocks are typed into one interpreter; what they print
     stands in a `text` block right behind, or they print nothing. Other blocks are not run. Commands and blocks

@@ -128,7 +128,7 @@ def refused(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
 
 
 def envelope(body: Any, code: str | None = None) -> dict[str, Any]:
-    """The error object in an error body: nothing beside it but `performance`, lower-case code, some message."""
+    """The error object in an error body, next to `performance` only: lower-case code, some message."""
     assert isinstance(body, dict), body
     assert "error" in body, body
     assert set(body) <= {"error", "performance"}, body
@@ -142,7 +142,7 @@ def envelope(body: Any, code: str | None = None) -> dict[str, Any]:
 
 
 class RawReply(NamedTuple):
-    """One response as it came off the wire."""
+    """One response as received."""
 
     status: int
     headers: dict[str, str]
@@ -168,7 +168,7 @@ class Wire:
         return self
 
     def half_close(self) -> None:
-        """No more from us."""
+        """End our side."""
         self.socket.shutdown(socket.SHUT_WR)
 
     def reply(self, *, head: bool = False) -> RawReply | None:

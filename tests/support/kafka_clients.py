@@ -154,7 +154,7 @@ class Client:
         return Reading(records_of(found["records"]), {int(p): end for p, end in found["ends"].items()})
 
     def consume(self, topic: str, group: str, count: int, protocol: str = "range", **facts: Any) -> list[Record]:
-        """Join the group, read so many records, commit and leave."""
+        """Join the group, read the given number of records, commit and leave."""
         return records_of(self.call("consume", topic=topic, group=group, count=count, protocol=protocol, **facts))
 
     def committed(self, topic: str, group: str) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""A group under churn: members in processes of their own, with journals, beside a producer that does not stop."""
+"""A group under churn: members in separate processes, with journals, during continuous writes."""
 
 import contextlib
 import time
@@ -34,7 +34,7 @@ class Churn:
         return self._stack.enter_context(client)
 
     def produce(self, count: int, pause_ms: int) -> None:
-        """Make the topic and write so many records, a pause after every 20, in the background."""
+        """Create the topic and write the given number of records in the background, with a pause after every 20."""
         self._admin.call("create_topic", topic=self.topic, partitions=self.partitions)
         self.count = count
         self._seconds = 60 + count * pause_ms // 20_000
@@ -83,7 +83,7 @@ class Churn:
         for member in list(self._members):
             self.leave(member)
             if self._members:
-                self.settled()  # who leaves in the middle of a rebalance can't commit what it did last
+                self.settled()  # a member that leaves during a rebalance can't commit its last records
         outcome = judge(self.journals)
         assert not outcome.errors, "\n".join(outcome.errors[:10])
         each = {p: len(range(p, self.count, self.partitions)) for p in range(self.partitions)}

@@ -67,7 +67,7 @@ class Broker:
         return Context(server=self.server, peer="127.0.0.1:5000", principal=principal, authenticated=True)
 
     async def put(self, topic: str, partitions: int = 1, records: int = 0) -> None:
-        """A topic with so many partitions, and records in each."""
+        """A topic with the given number of partitions, and records in each."""
         config = ConfigInput(durability="disk")
         await self.api.put_topic(topic, config, principal=UNRESTRICTED, partition_count=partitions)
         for partition in range(partitions if records else 0):

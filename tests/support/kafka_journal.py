@@ -1,4 +1,4 @@
-"""What group members saw, and whether that is right: who owned a partition when, and which records were processed.
+"""Journals of group members, and their check: owners of partitions over time, and processed records.
 
 A journal has a JSON array a line, `[event, seconds, fact]`: `assigned`, `revoked`, `lost` with partitions; `records`
 with `[partition, offset]` pairs; `committing`, `committed` with positions by partition; `refused`; `leaving`, `left`,
@@ -27,7 +27,7 @@ class Event(NamedTuple):
 
 @dataclass
 class Journal:
-    """The journal of one member. `killed_at` is set by whoever kills its process."""
+    """The journal of one member. `killed_at` is set when its process is killed."""
 
     path: Path
     killed_at: float = math.inf
@@ -57,7 +57,7 @@ class Journal:
         return owned
 
     def failure(self) -> str:
-        """Why the member ended by itself, if it did."""
+        """The reason why the member ended, if it did."""
         return next((str(event.fact) for event in self.events() if event.what == "failed"), "")
 
 
@@ -70,7 +70,7 @@ class Tenure(NamedTuple):
 
 
 def tenures(journals: Iterable[Journal]) -> dict[int, list[Tenure]]:
-    """Who owned which partition when, by partition in the order of the starts."""
+    """Owners over time, by partition in the order of the starts."""
     found: dict[int, list[Tenure]] = {}
     for journal in journals:
         held: dict[int, float] = {}
@@ -104,8 +104,8 @@ class Outcome:
 
 
 def judge(journals: list[Journal]) -> Outcome:
-    """Check ownership and order. A member that gets a partition has to go on at a position that was committed, or that
-    somebody was committing when it was stopped; within its tenure it has to see every record in order.
+    """Check ownership and order. A member that gets a partition has to resume at a position that was committed, or in
+    the course of a commit when its member was stopped; within its tenure it has to see every record in order.
     """
     outcome = Outcome()
     owners = tenures(journals)

@@ -178,7 +178,7 @@ class Classic:
         return self.sync_with([])
 
     def sync_with(self, assignments: list[tuple[str, bytes]]) -> SyncReply | None:
-        """The same, as the leader who brings those of all."""
+        """The same, as the leader that brings those of all."""
         before = len(self.syncs)
         request = SyncRequest(
             group=self.group,
@@ -203,7 +203,7 @@ class Classic:
 
 
 def settle(*members: Classic) -> None:
-    """Bring members that have been told of a generation through the round of syncs."""
+    """Bring the members of a new generation through the round of syncs."""
     leader = next(member for member in members if member.is_leader)
     parts = [(member.member_id, member.member_id.encode()) for member in members]
     for member in members:
@@ -275,7 +275,7 @@ class Modern:
     def apply(self) -> None:
         """Work on what it was given and on nothing else.
 
-        In doubt it takes up nothing: the coordinator may have heard that it has given up what it was told to long ago.
+        In doubt it takes nothing up: the coordinator may have received its revocation long ago.
         The protocol can't tell these apart, so a client that does not keep to this may work on another's partition.
         """
         self.owned = self.owned & self.target if self.is_in_doubt else set(self.target)

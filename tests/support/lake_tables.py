@@ -45,7 +45,7 @@ def make_table(catalog: SqlCatalog, name: str = "orders") -> Table:
 
 
 def batch(table: Table, seqs: Sequence[int], partition: int = 0, pad: int = 40) -> pa.RecordBatch:
-    """Records that can be told apart."""
+    """Distinct records."""
     schema = file_schema(table.schema(), table.schema().column_names)
     rows = {
         "partition": [partition] * len(seqs),

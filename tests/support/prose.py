@@ -73,7 +73,7 @@ def questioning_messages() -> Iterator[str]:
 def doors_in_literals() -> Iterator[str]:
     """The strings that users may see and that say "door"."""
     for path, tree in sources():
-        # A bare string below an assignment documents it, and is read by nobody who uses the program.
+        # A bare string below an assignment documents it: users do not see it.
         unseen = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
         for node in texts:

@@ -193,7 +193,7 @@ class WatchStream(EventStream):
                 return event
 
     def events(self, count: int, seconds: float = 10) -> list[Event]:
-        """The next so many events, heartbeats and `retry` left out."""
+        """The next `count` events, without heartbeats and `retry`."""
         deadline = time.monotonic() + seconds
         found: list[Event] = []
         while len(found) < count:
@@ -202,7 +202,7 @@ class WatchStream(EventStream):
         return found
 
     def records(self, count: int, topic: str | None = None, seconds: float = 10) -> list[dict[str, Any]]:
-        """Exactly so many records, from as many events as it takes."""
+        """Exactly `count` records, from as many events as needed."""
         deadline = time.monotonic() + seconds
         found: list[dict[str, Any]] = []
         while len(found) < count:
@@ -215,7 +215,7 @@ class WatchStream(EventStream):
 def cursors(event: Event) -> dict[str, int]:
     """The map in the id of a watch's event: base64url without padding of compact JSON, sorted by name.
 
-    White space behind a seq says which instance of a topic that was made again is meant.
+    White space after a seq identifies the instance of a recreated topic.
     """
     assert re.fullmatch(r"[A-Za-z0-9_-]+", event.id), event.id
     text = base64.urlsafe_b64decode(event.id + "=" * (-len(event.id) % 4)).decode()

@@ -19,7 +19,7 @@ class RoughProxy:
 
     def __init__(self, target: str, seed: int) -> None:
         self.done: Counter[str] = Counter()
-        """What was done, and how often. `lost` are bytes of the server that nobody got."""
+        """What was done, and how often. `lost` are bytes of the server that did not arrive."""
         self._host, _, port = target.rpartition(":")
         self._server_port = int(port)
         self._random = random.Random(seed)
@@ -49,7 +49,7 @@ class RoughProxy:
             if way != "cut":
                 longest = _HANG_SECONDS if way in ("hang", "refuse") else (0.0, 0.3)
                 await asyncio.sleep(self._random.uniform(*longest))
-            if way not in ("hang", "delay"):  # what was held up goes on, what was swallowed is gone
+            if way not in ("hang", "delay"):  # delayed bytes continue, swallowed ones are lost
                 self._cut()
             self.done[way] += 1
             self._way = ""

@@ -16,7 +16,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.complaints: list[str] = []
-        """What was left behind: exceptions that nobody saw."""
+        """Leftovers: unseen exceptions."""
         self._loop = asyncio.new_event_loop()
         self._loop.set_debug(True)
         self._loop.slow_callback_duration = _SECONDS

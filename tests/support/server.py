@@ -116,7 +116,7 @@ class ServerProcess:
             error.close()
             if error.code not in (401, 503):
                 raise
-            return error.code == 401  # TOPICS_PROBE_AUTH: whoever sets it waits for readiness with a key
+            return error.code == 401  # TOPICS_PROBE_AUTH: a test that sets it waits for readiness with a key
 
     def spawn(self) -> tuple[Path, ...]:
         """Start without waiting; returns the port files to expect."""

@@ -18,7 +18,7 @@ Key = tuple[str, int, int]
 
 
 class SinkFailedError(Exception):
-    """What a sink fails with that was told to."""
+    """The error of a sink that is meant to fail."""
 
 
 class Stream:
@@ -65,7 +65,7 @@ class Stream:
         return [_key(row) for row in self.rows if row.get("gap_reason") is None]
 
     def wait(self, count: int, query: "StreamingQuery", seconds: float = SECONDS) -> None:
-        """Until so many rows came."""
+        """Wait for the given number of rows."""
 
         def come() -> bool:
             failed = query.exception()

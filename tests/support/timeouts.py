@@ -45,7 +45,7 @@ def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(exitstatus: int) -> None:
-    """End a process that does not end by itself, with its own status, and print the threads that it waits for."""
+    """End a process that hangs at exit, with its own status, and print the threads that it waits for."""
 
     def leave() -> None:
         faulthandler.dump_traceback(all_threads=True)

@@ -119,7 +119,7 @@ class Follower(ABC):
     async def shake(self) -> None: ...
 
     def settled(self) -> bool:
-        """Whether everything was told."""
+        """True once everything was reported."""
         if self.stream is None:
             return False
         told = [place.settled() for place in self.stream.places.values()]  # all look, and move on
@@ -286,8 +286,8 @@ class SessionFollower(Follower):
         finally:
             left.cancel()
         if not reading.done():
-            return  # it goes on as a zombie
-        if reading.cancelled():  # the server goes on for a moment, and what it sends is lost
+            return  # it continues as a zombie
+        if reading.cancelled():  # the server continues for a moment, and its frames are lost
             await asyncio.sleep(self.rng.choice((0, 0, 0.003, 0.02)))
         connection.close()
         await self._bury()
@@ -554,7 +554,7 @@ class WsFollower(Follower):
             ended = msgspec.json.decode(reply["topics"])
             assert set(ended) <= set(names)
             for name in names:
-                if name not in ended:  # its end was told before
+                if name not in ended:  # its end was reported before
                     assert name not in self._keys, name
                 self.stream.places.pop(name, None)
                 self._keys.discard(name)

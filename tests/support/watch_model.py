@@ -137,7 +137,7 @@ class Version:
         return [between, between.evicted()]
 
     def burned(self, count: int, now: int) -> "Version":
-        """So many seqs that never held a record were lost at the source."""
+        """The given number of seqs without a record were lost at the source."""
         s = self.expired(now)
         start, head = s.head + 1, s.head + count
         if not s.live:
@@ -275,13 +275,13 @@ class Model:
         return self.now
 
     def stir(self) -> None:
-        """Wake whoever had nothing to follow: there may be something."""
+        """Wake followers without a topic: there may be one."""
         self.stirs += 1
         self._stirred.set()
         self._stirred = asyncio.Event()
 
     async def stirred(self, stirs: int) -> None:
-        """Wait for a `stir` after so many."""
+        """Wait for a `stir` after the given number."""
         if self.stirs == stirs:
             await self._stirred.wait()
 

@@ -1,7 +1,7 @@
-"""Whether what a watcher is told of a topic is what `diff` gives from its cursor, at moments that never go backwards.
+"""The check that a watcher gets the results of `diff` from its cursor, at moments that never go backwards.
 
-A watcher does not know when the server read what it is told, so all states that the server's side can be in are kept:
-a frame is right if it is what one of them gives next. What is passed over in silence moves a state too.
+A watcher does not know when the server read a frame's content, so all possible states of the server's side are kept: a
+frame is right if it is the next one of any of them. What is passed over in silence moves a state too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -53,14 +53,14 @@ class At(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """The life is over, and that is to be told first."""
+    """The topic has ended, and that has to be reported first."""
 
     life: int
     cursor: int
 
 
 class Gone(NamedTuple):
-    """That was told, and nothing more comes."""
+    """That was reported, and no more frames follow."""
 
     life: int
     cursor: int
@@ -122,7 +122,7 @@ class Place:
         self.states = frozenset(found)
 
     def settled(self) -> bool:
-        """Whether all was told that there is; the server stands still. If so, what comes later is read from now on."""
+        """True if everything was reported; the server stands still. If so, what comes later is read from now on."""
         last = len(self.subject.lives) - 1
         alive = self.subject.alive is not None
         kept: set[State] = set()
@@ -320,7 +320,7 @@ def resumed(
     for state in states:
         at = None if cursors is None else cursors.get(subject.name)
         if isinstance(state, Waits):
-            again = at is not None or (original is not None and state.life > 0)  # its end may be told once more
+            again = at is not None or (original is not None and state.life > 0)  # its end may be reported once more
             if at is None:
                 found.add(state)
                 found.update(At(i, low, 0, opening=True) for i, low in subject.since(mark) if i >= state.life)

@@ -35,7 +35,7 @@ class LoopClock:
 
 
 class Watching:
-    """An engine and the watch API in front of it; whoever wants overload sets `overload_ms`."""
+    """An engine and the watch API in front of it; tests of overload set `overload_ms`."""
 
     def __init__(self, limits: Limits | None = None, **caps: int) -> None:
         clock = LoopClock()
@@ -57,7 +57,7 @@ class Watching:
         self.engine.sync()
 
     def append(self, topic: str, count: int = 1, *, nodes: bytes | None = None) -> None:
-        """So many records, whose data is a number that grows within the topic."""
+        """The given number of records, whose data is a number that grows within the topic."""
         head = self.engine.get_topic(topic, touch=False).head_seq
         datas = [b"%d" % (head + 1 + i) for i in range(count)]
         batch = Batch(datas=datas, nodes=None if nodes is None else [nodes] * count)

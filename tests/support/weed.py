@@ -87,7 +87,7 @@ class Weed:
         assert self._process.poll() is None, (self._folder / "weed.log").read_text(errors="replace")[-3000:]
         try:
             load_catalog("weed", **self.properties).list_namespaces()
-        except (requests.RequestException, RESTError, NoSuchNamespaceError):  # nobody there yet, or the bucket is not
+        except (requests.RequestException, RESTError, NoSuchNamespaceError):  # no server yet, or no bucket
             return False
         return True
 

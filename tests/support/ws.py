@@ -1,4 +1,4 @@
-"""A WebSocket client that does only what it is told, down to single frames."""
+"""A WebSocket client without automatic replies, down to single frames."""
 
 import itertools
 import json
@@ -69,7 +69,7 @@ class WebSocket:
         self.sock.connect((url.hostname or "", url.port or 0))
         self._data = b""
         self._skipped: list[dict[str, Any]] = []
-        self.texts: list[str] = []  # as they came
+        self.texts: list[str] = []  # in order of arrival
         if key is not None:
             headers["authorization"] = f"Bearer {key}"
         self.sock.sendall(upgrade(path, headers))
@@ -171,7 +171,7 @@ class WebSocket:
         return reply
 
     def records(self, count: int) -> list[dict[str, Any]]:
-        """The next records, of as many frames as they come in; exactly so many."""
+        """The next records, of as many frames as needed; exactly `count`."""
         found: list[dict[str, Any]] = []
         while len(found) < count:
             found += self.wait("record")["records"]

@@ -1,4 +1,4 @@
-"""Files and settings of operators: keys, certificates, backups, what a database leaves beside it."""
+"""Files and settings of operators: keys, certificates, backups, the small files of a database."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What comes in over HTTP and gRPC, before anybody knows who sent it: bodies, cursors, ids, commands."""
+"""Input over HTTP and gRPC before authentication: bodies, cursors, ids, commands."""
 
 import gzip
 from typing import Any, Final

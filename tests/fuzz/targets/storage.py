@@ -116,7 +116,7 @@ TARGETS = (
         ),
         again=lambda made: kafkablock.encode(made[0]),
     ),
-    Target(  # who can do this can do anything, but it must not take the machine with it
+    Target(  # an attacker with this access can do anything, but it must not take the machine down
         name="block with a forged checksum",
         decode=_forged,
         errors=(CorruptBlockError, InvalidBatchError, MalformedRecordError, struct.error, StoreError, *_BUILTIN),
@@ -179,7 +179,7 @@ TARGETS = (
             "topics_service.storage.wal.batches",
         ),
     ),
-    Target(  # a record's checksum says nothing of who wrote it: archived pieces come out of a backup
+    Target(  # a checksum does not authenticate: archived pieces come from a backup
         name="rows of a batch",
         decode=lambda rows: _of_batch(batches.Batch(0, 1, 2, rows)),
         errors=(ValueError,),

@@ -104,7 +104,7 @@ class App:
         await self.answer(send, await self.body(receive))
 
     async def stream(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send each part of the body back as it comes."""
+        """Echo each part of the body at once."""
         await send({"type": "http.response.start", "status": 200, "headers": []})
         self.started.release()
         more = True
@@ -280,7 +280,7 @@ class GoawayTolerant(h2.connection.H2ConnectionStateMachine):
 
 
 class H2Client:
-    """An HTTP/2 client that does only what it is told; windows open only if `acknowledge` is on."""
+    """An HTTP/2 client without automatic replies; windows open only if `acknowledge` is on."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader

@@ -7,7 +7,7 @@ import pytest
 
 
 class Talker:
-    """An application that never listens: it sends parts for as long as it is not told that they are dropped."""
+    """An application that never receives: it sends parts until a send reports that they are dropped."""
 
     def __init__(self) -> None:
         self.sent = 0

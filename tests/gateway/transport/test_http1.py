@@ -206,7 +206,7 @@ def test_pipeline_is_answered_in_order(run: Any, serve: Any) -> None:
 def test_pipeline_is_bounded(run: Any, serve: Any, caplog: Any) -> None:
     """A long poll with a flood behind it: the flood stays in the client's socket.
 
-    The price: such a client's disconnect is not seen, as nobody reads the socket.
+    The price: such a client's disconnect is not seen, as the socket is not read.
     """
 
     async def main() -> None:

@@ -60,7 +60,7 @@ def test_echo_while_streaming_with_small_windows(run: Any, serve: Any, h2_connec
 
 
 def test_body_is_acknowledged_only_when_read(run: Any, serve: Any, h2_connect: Any) -> None:
-    """One stream that nobody reads fills its window; the others go on, and its bytes are given back at its end."""
+    """One unread stream fills its window; the others continue, and its bytes are returned at its end."""
 
     async def main() -> None:
         async with serve(stream_window=65535, connection_window=200_000) as service:
@@ -371,7 +371,7 @@ def test_malformed_frames(run: Any, serve: Any, h2_connect: Any, data: bytes, co
 
 
 def test_noise(run: Any, serve: Any) -> None:
-    """Random frames and flipped bytes: the connection ends or goes on, nothing is logged or left."""
+    """Random frames and flipped bytes: the connection ends or continues, nothing is logged or left."""
 
     async def main() -> None:
         rng = random.Random(7)

@@ -104,7 +104,7 @@ def test_stop_does_not_wait_for_clients_that_take_nothing(run: Any, serve: Any) 
 
 
 def test_http2_stream_without_a_window_is_reset(run: Any, serve: Any, h2_connect: Any) -> None:
-    """The connection and its other streams go on."""
+    """The connection and its other streams continue."""
 
     async def main() -> None:
         async with serve(send_timeout=0.3) as service:

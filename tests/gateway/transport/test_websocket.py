@@ -32,7 +32,7 @@ def upgrade(path: str = "/echo", *more: str, without: Sequence[str] = (), method
 
 
 class Raw:
-    """A client that does only what it is told."""
+    """A client without automatic replies."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -373,7 +373,7 @@ def test_the_size_limit_counts_whole_messages(run: Any, serve: Any) -> None:
 def test_a_close_between_fragments_is_answered_with_a_close(
     run: Any, serve: Any, body: bytes, end: tuple[int, str] | None
 ) -> None:
-    """RFC 6455, 5.4: control frames may come in the middle of a message, of which nothing is told."""
+    """RFC 6455, 5.4: control frames may come in the middle of a message, and the application does not see them."""
 
     async def main() -> None:
         async with serve() as service:

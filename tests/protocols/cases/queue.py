@@ -1,6 +1,6 @@
 """Cases of queues: claim, ack, nack, extend, redrive, jobs, delays and priorities of writes.
 
-In `lease_ids`, `<7>` stands for the lease id that the last claim of job 7 gave, `<7-1>` for the one before.
+In `lease_ids`, `<7>` is the lease id from the last claim of job 7, `<7-1>` for the one before.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ redrive, jobs = _step("redrive"), _step("jobs")
 
 
 def queue(count: int = 0, /, topic: str = "{t}", **config: Any) -> tuple[Step, ...]:
-    """A queue with so many jobs, their data 1 to count."""
+    """A queue with `count` jobs, their data 1 to count."""
     made = put(topic, config={"type": "queue", **config}, want={"created": True})
     return (made, write(topic, records=recs(*map(str, range(1, count + 1))))) if count else (made,)
 

@@ -41,7 +41,7 @@ def environment(url: str | None, env: dict[str, str]) -> dict[str, str]:
 
 
 class Cli:
-    """Runs `topics ARGUMENTS` with TOPICS_URL set. Checks its exit code, and that it tells errors in so many lines."""
+    """Runs `topics ARGUMENTS` with TOPICS_URL set. Checks its exit code, and the number of error lines."""
 
     def __init__(self, url: str | None = None) -> None:
         self.url = url

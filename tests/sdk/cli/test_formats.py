@@ -1,5 +1,6 @@
-"""Formats of files in both directions: what `topics export` wrote, `topics import` takes back; what is of another
-format than was meant is told by its name."""
+"""Formats of files in both directions: what `topics export` wrote, `topics import` takes back; a file of another format
+is reported with its name.
+"""
 
 import gzip
 import io
@@ -198,7 +199,7 @@ pq.write_table(pa.table({"n": [1]}), _PARQUET)
 def test_what_is_of_another_format_is_told_by_its_name(
     tmp_path: Path, name: str, data: bytes, code: int, text: str
 ) -> None:
-    """In this process, since only what is told matters: the commands that read it are tested above."""
+    """In this process, since only the messages matter: the commands that read it are tested above."""
     file = tmp_path / name
     file.write_bytes(data)
     from topics_cli.inputs import FileInputs

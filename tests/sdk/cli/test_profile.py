@@ -16,7 +16,7 @@ from .runner import Cli
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment of a user who has no profile yet."""
+    """The environment of a user without profiles."""
     for name in ("TOPICS_URL", "TOPICS_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

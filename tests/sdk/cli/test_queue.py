@@ -18,7 +18,7 @@ from .runner import TOPICS, Cli, environment
 
 
 def queue(api: Api, count: int = 0, **config: object) -> str:
-    """A queue with so many jobs."""
+    """A queue with the given number of jobs."""
     name = api.make("queue", type="queue", **config)
     if count:
         api.write(name, [{"data": {"n": i}, "tag": f"t{i}"} for i in range(1, count + 1)])

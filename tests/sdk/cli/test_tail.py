@@ -1,4 +1,4 @@
-"""`topics tail`: the newest records of many topics, and what comes, whatever happens meanwhile."""
+"""`topics tail`: the newest records of many topics, and new ones, whatever happens."""
 
 import json
 import os

@@ -69,7 +69,7 @@ class Terminal:
         return [[line.rstrip() for line in frame.splitlines()] for frame in plain.split("\f")[1:]]
 
     def end(self) -> int:
-        """The exit code, once it has ended by itself."""
+        """The exit code, once it has ended."""
         code = self.running.wait(20)
         self.read(0)
         return code

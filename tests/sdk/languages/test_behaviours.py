@@ -1,6 +1,6 @@
 """What every client does, in Python, in Go, in TypeScript on Node and in TypeScript as browsers have it (over HTTP).
 
-Each behaviour is written once. It drives one program per language, which prints what its client tells (`driver.py`,
+Each behaviour is written once. It drives one program per language, which prints the client's events (`driver.py`,
 `driver/main.go`, `driver.mjs`), against a real server.
 """
 
@@ -28,7 +28,7 @@ NODE = HERE / "node"
 SECONDS = 30.0
 LOST_SECONDS = 90.0  # where calls are lost: a client gives one up after 30 s, a long poll over HTTP after 40
 
-pytestmark = pytest.mark.timeout(300)  # whoever comes first builds grpc in Go
+pytestmark = pytest.mark.timeout(300)  # the first one builds grpc in Go
 
 for_workers = pytest.mark.parametrize("language", ["python", "go", "node"], indirect=True)  # none for browsers
 
@@ -69,7 +69,7 @@ class Driver:
         return [line[name] for line in list(self.lines) if name in line]
 
     def until(self, name: str, count: int = 1, seconds: float = SECONDS) -> list[Any]:
-        """The values of the lines that have a member, once there are so many."""
+        """The values of the lines with a member, once there are enough."""
 
         def enough() -> list[Any]:
             values = self.having(name)
@@ -86,7 +86,7 @@ class Driver:
         return self.lines
 
     def stop(self) -> list[Line]:
-        """Ask for the end of what goes on for ever, and all lines."""
+        """End an endless scenario; all its lines."""
         assert self._process.stdin is not None
         self._process.stdin.write("stop\n")
         self._process.stdin.flush()

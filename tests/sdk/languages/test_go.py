@@ -14,7 +14,7 @@ from support.server import ServerProcess
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[3]
 
-pytestmark = pytest.mark.timeout(300)  # whoever comes first builds grpc
+pytestmark = pytest.mark.timeout(300)  # the first one builds grpc
 
 
 @pytest.fixture(autouse=True)

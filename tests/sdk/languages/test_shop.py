@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(300)  # the first build of grpc
 
 @pytest.fixture
 def shop(run: Callable[..., str], tmp_path: Path) -> Path:
-    """A copy of the project beside the checkout, built."""
+    """A copy of the project next to the checkout, built."""
     for program in ("go", "npm"):
         if shutil.which(program) is None:
             without(f"{program} is not installed")

@@ -148,7 +148,7 @@ def run(spark: Any, url: str, topic: str, directory: Path) -> dict[str, Any]:
 
 def main() -> None:
     mode, url, topic, place = sys.argv[1:]
-    faulthandler.dump_traceback_later(SECONDS, exit=True)  # one that stands still tells where
+    faulthandler.dump_traceback_later(SECONDS, exit=True)  # a blocked one shows where
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     from pyspark_topics.java import ensure_java

@@ -1,6 +1,6 @@
 """One operation of the Python SDK, as `test_behaviours.py` wants it: driver.py OPERATION JSON.
 
-Prints one JSON object a line. A line on stdin ends what goes on for ever.
+Prints one JSON object a line. A line on stdin ends an endless scenario.
 """
 
 import base64
