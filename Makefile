@@ -103,20 +103,20 @@ lint-generated: setup-dev
 	PYTHON=$(BIN)/python proto/generate.sh --check
 	$(BIN)/python sdk/python/generate_sync.py --check
 	$(BIN)/python gateway_kafka/generate_schema.py --check
-	$(BIN)/python service/generate_reasons.py --check
+	$(BIN)/python service/generate.py --check
 	$(BIN)/python -m topics_openapi --check
 
 format: setup-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Regenerates the code of the SDKs, the error reasons, the schema of the Kafka protocol and the OpenAPI file; on a clean
-# tree it must leave no diff. Says which language it leaves as it is where Go or npm is missing.
+# Regenerates the code of the SDKs, the error reasons, the schema of the Kafka protocol, the OpenAPI file and the table of
+# settings; on a clean tree it must leave no diff. Says which language it leaves as it is where Go or npm is missing.
 proto: setup-dev
 	PYTHON=$(BIN)/python proto/generate.sh
 	$(BIN)/python sdk/python/generate_sync.py
 	$(BIN)/python gateway_kafka/generate_schema.py
-	$(BIN)/python service/generate_reasons.py
+	$(BIN)/python service/generate.py
 	$(BIN)/python -m topics_openapi
 
 # The documentation site, into build/site; docs-serve shows it while it is written.

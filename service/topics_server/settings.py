@@ -1,7 +1,7 @@
 """Every setting of the server, once: environment variable, command-line flag, default and meaning.
 
-`docs/configuration.md` lists the same table; a test keeps them in step. Importing this module needs no package of the
-server, so `topics serve --help` lists the settings in a base install too: what does is imported where it is used.
+`make proto` writes the table of docs/configuration.md from it. Importing this module needs no package of the server, so
+`topics serve --help` lists the settings in a base install too: what does is imported where it is used.
 """
 
 import ipaddress
