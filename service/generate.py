@@ -1,5 +1,5 @@
-"""Makes the registry of error reasons, `topics_service/engine/reasons.py`, of proto/topics/v1/errors.proto, and the table
-in docs/configuration.md of the fields of `Settings`.
+"""Makes the error reasons, `topics_service/engine/reasons.py`, of proto/topics/v1/errors.proto, and the table in
+docs/configuration.md of the fields of `Settings`.
 
 generate.py            write both
 generate.py --check    exit with 1 if one is not as it would be written

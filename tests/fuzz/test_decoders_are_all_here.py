@@ -70,6 +70,7 @@ ELSEWHERE: Final = {
     "topics_service.api.grpc": _WIRE,
     "topics_server.bulk_reader": "what the server writes to its own child",
     "topics_backup.repository": "manifests, by `manifest of a backup`",
+    "topics_net.sliced_protocol": _WIRE,
     "topics_gateway.transport": _WIRE,
     "topics_gateway": _HTTP,
     "topics_client": _TRUSTED,
