@@ -1,5 +1,5 @@
-// Package client reads, writes and works on topics: streams that resume after a lost connection, appends that are stored
-// once, workers that keep their leases. It is thin; what it has no method for, the generated clients have, which it carries.
+// Package client reads, writes and works on topics: streams that resume after a lost connection, appends that are
+// stored once, workers that keep their leases. It is thin: for all other calls it carries the generated clients.
 package client
 
 import (
@@ -33,7 +33,7 @@ type Options struct {
 	Key string
 	// TLS, when not nil, is how the connection is secured.
 	TLS *tls.Config
-	// Retry says how long calls wait for a server that is away.
+	// Retry limits how long calls wait for an absent server.
 	Retry Retry
 	// Dial holds further options of gRPC.
 	Dial []grpc.DialOption
@@ -101,7 +101,7 @@ func New(address string, options Options) (*Client, error) {
 // Close ends the connection, and every call on it.
 func (c *Client) Close() error { return c.connection.Close() }
 
-// Retry says how long something is tried again without getting further, after pauses that double, with full jitter, and
+// Retry limits the time of retries without progress, with pauses that double, with full jitter, and
 // are never shorter than a server asks for. The zero value takes every default.
 type Retry struct {
 	// Total is the time of all attempts; below zero means one attempt. Default one minute.
@@ -127,18 +127,18 @@ func (r Retry) filled() Retry {
 
 var forever = Retry{Total: math.MaxInt64, First: 50 * time.Millisecond, Longest: 2 * time.Second}
 
-// patience is how long something goes on trying without getting further.
+// patience is the remaining time of retries without progress.
 type patience struct {
 	retry Retry
 	began time.Time
 	pause time.Duration
 }
 
-// renew says that it got further: the time begins anew with the next failure.
+// renew notes progress: the time starts again with the next failure.
 func (p *patience) renew() { p.began = time.Time{} }
 
-// wait sleeps before another attempt. It gives err back, at once, if it is not transient or the time is up by then, and
-// what ended ctx if that comes first.
+// wait sleeps before another attempt. It returns err at once if it is not transient or the time would be up, and the
+// error of ctx if that ends first.
 func (p *patience) wait(ctx context.Context, err error) error {
 	if !Transient(err) {
 		return err
@@ -179,7 +179,7 @@ func unary[Request, Reply any](
 	return reply, failure(ctx, err)
 }
 
-// randomID is a text that nobody else has.
+// randomID is a random, unique text.
 func randomID() string {
 	var id [16]byte
 	rand.Read(id[:])

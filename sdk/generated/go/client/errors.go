@@ -26,7 +26,7 @@ type Error struct {
 	// Reason is the code of the registry ("topic_not_found"); where no server of ours answered, the gRPC status in lower
 	// case ("unavailable", "deadline_exceeded"); OutcomeUnknown; LeaseLost.
 	Reason string
-	// Number is the same as the protos number it; unspecified for what is not of the registry.
+	// Number is the reason's number in the protos; unspecified for reasons outside the registry.
 	Number topicsv1.ErrorReason
 	// Message is text for people.
 	Message string
@@ -42,10 +42,10 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Reason + ": " + e.Message }
 
-// Unwrap gives the error of gRPC, for status.Code, or what ended the context.
+// Unwrap returns the error of gRPC, for status.Code, or of the context.
 func (e *Error) Unwrap() error { return e.cause }
 
-// Transient tells whether waiting may help: the server is absent, restarting or overloaded.
+// Transient reports whether waiting may help: the server is absent, restarting or overloaded.
 func (e *Error) Transient() bool { return e.transient }
 
 // Reason is the reason of an error of this package; empty for any other, and for nil.
@@ -57,13 +57,13 @@ func Reason(err error) string {
 	return ""
 }
 
-// Transient tells whether an error of this package may be gone after a while.
+// Transient reports whether a retry after a while may succeed.
 func Transient(err error) bool {
 	var known *Error
 	return errors.As(err, &known) && known.transient
 }
 
-// failure is what a call failed with. A context that the caller ended is told as its own error.
+// failure is the error of a failed call; for a context ended by the caller its own error.
 func failure(ctx context.Context, err error) error {
 	var known *Error
 	if err == nil || errors.As(err, &known) {

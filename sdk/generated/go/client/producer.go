@@ -17,11 +17,11 @@ const leastAttempt = time.Second
 
 // NewRecord is a record to write.
 type NewRecord struct {
-	// Value is what json.Marshal takes, or []byte for a binary record; json.RawMessage is written as it is.
+	// Value is any value for json.Marshal, or []byte for a binary record; json.RawMessage is written unchanged.
 	Value any
 	Tag   *string
 	Node  *string
-	// Meta, when not nil, is what json.Marshal makes an object of.
+	// Meta, if not nil, is a value that json.Marshal encodes as an object.
 	Meta any
 }
 
@@ -48,20 +48,20 @@ func (n NewRecord) encoded() (*topicsv1.AppendRecord, error) {
 	return record, nil
 }
 
-// AppendOptions is what an append takes beside its records. The zero value is partition 0 and a key of its own.
+// AppendOptions are the options of an append. The zero value is partition 0 and a generated key.
 type AppendOptions struct {
 	Partition uint32
 	// IdempotencyKey is one of your own; one is made otherwise, so that a write whose answer was lost is not stored twice.
 	IdempotencyKey *string
-	// Delay, of a queue, is how long the jobs stay hidden.
+	// Delay, of a queue, is the time that the jobs stay hidden.
 	Delay time.Duration
 	// Priority, of a queue, is how urgent they are, 0 to 9.
 	Priority uint32
 }
 
-// Append appends up to 10,000 records, all or none. It answers once they are durable for the class of the topic. A write
-// whose answer is lost is made again under its key, for as long as the topic knows it; *Error with OutcomeUnknown after
-// that.
+// Append appends up to 10,000 records, all or none. It answers once they are durable for the class of the topic. A
+// write whose answer is lost is retried under its key, for as long as the topic knows it; *Error with OutcomeUnknown
+// after that.
 func (c *Client) Append(ctx context.Context, topic string, options AppendOptions, records ...NewRecord) (*topicsv1.AppendResponse, error) {
 	request := &topicsv1.AppendRequest{
 		Topic: topic, Partition: options.Partition, IdempotencyKey: options.IdempotencyKey,
@@ -83,10 +83,10 @@ func (c *Client) appendOnce(ctx context.Context, request *topicsv1.AppendRequest
 		request.IdempotencyKey = proto.String(randomID())
 	}
 	waiting := patience{retry: c.retry}
-	var lost error // how the first attempt failed whose outcome nobody knows
+	var lost error // error of the first attempt with an unknown outcome
 	var lostAt time.Time
 	for {
-		began := time.Now().Round(0) // by the wall: the server's time goes on while this machine sleeps
+		began := time.Now().Round(0) // wall clock: the server's time continues while this machine sleeps
 		reply, err := c.attempt(ctx, request, lost, lostAt)
 		if err == nil {
 			return reply, nil
@@ -124,7 +124,7 @@ func (c *Client) attempt(ctx context.Context, request *topicsv1.AppendRequest, l
 	return unary(ctx, timeout, c.Topics.Append, request)
 }
 
-// keyWindow is for how long a topic knows the key of a write again.
+// keyWindow is the time for which a topic remembers the key of a write.
 func (c *Client) keyWindow(ctx context.Context, topic string) (time.Duration, error) {
 	reply, err := unary(ctx, callTimeout, c.Topics.GetTopic, &topicsv1.GetTopicRequest{Topic: topic, Touch: proto.Bool(false)})
 	switch Reason(err) {
@@ -141,8 +141,8 @@ func (c *Client) keyWindow(ctx context.Context, topic string) (time.Duration, er
 	return 0, err
 }
 
-// provesAbsence tells what a server says only of a write whose key it does not know: had it been stored, it would have
-// said so.
+// provesAbsence reports whether an error means that the server does not know the write's key: had it been stored, it
+// would have said so.
 func provesAbsence(err *Error) bool {
 	return err.Reason == "invalid_request" || err.Reason == "topic_full"
 }
@@ -154,16 +154,17 @@ func outcomeUnknown(cause error) *Error {
 
 // ProducerOptions says how a producer works. The zero value takes every default.
 type ProducerOptions struct {
-	// BatchRecords is how many records one batch has, at most 10,000. Default 1000.
+	// BatchRecords is the maximum number of records in a batch, at most 10,000. Default 1000.
 	BatchRecords int
-	// BatchBytes is how many bytes one batch has. Default 1 MiB.
+	// BatchBytes is the maximum size of a batch. Default 1 MiB.
 	BatchBytes int
-	// MaxPending is how many records wait or are on their way, for all topics; Send waits for room beyond. Default 10,000.
+	// MaxPending is the maximum number of unanswered records, over all topics; Send waits for space beyond it. Default
+	// 10,000.
 	MaxPending int
 }
 
-// Producer sends records in batches, those of a partition in their order: one batch of it is on its way, and what comes
-// meanwhile is the next. After a failure what waits behind it is sent all the same. For any number of goroutines.
+// Producer sends records in batches, those of a partition in their order: one batch is in flight, and records sent
+// meanwhile form the next. After a failure the next batches are still sent. Safe for concurrent use.
 type Producer struct {
 	client  *Client
 	options ProducerOptions
@@ -173,7 +174,7 @@ type Producer struct {
 
 	mu     sync.Mutex
 	lanes  map[string]*lane
-	idle   chan struct{} // closed once nothing is pending; nil while nobody waits
+	idle   chan struct{} // closed once nothing is pending; nil without waiters
 	count  int
 	failed error
 	closed bool
@@ -277,7 +278,7 @@ func (p *Producer) Flush(ctx context.Context) error {
 	return failed
 }
 
-// Close takes nothing more and flushes. Once ctx has ended it gives up what is on its way.
+// Close flushes and takes no more records. If ctx ends first, it gives up the unanswered ones.
 func (p *Producer) Close(ctx context.Context) error {
 	p.mu.Lock()
 	p.closed = true

@@ -14,12 +14,12 @@ import (
 	topicsv1 "topics.test/sdk/topics/v1"
 )
 
-// ReadOptions says what to read of a topic. The zero value is partition 0, from the earliest record that is kept.
+// ReadOptions are the options of a read. The zero value is partition 0, from the earliest record.
 type ReadOptions struct {
 	Partition uint32
 	// From is the cursor: records with a greater seq come.
 	From uint64
-	// Last, instead of From, begins so many records before the head.
+	// Last, instead of From, starts this many records before the head.
 	Last *uint32
 	// Follow waits for new records at the head instead of ending there.
 	Follow bool
@@ -35,7 +35,7 @@ type Reading struct {
 	done    bool
 }
 
-// Read reads a topic from a cursor to the head of the moment, or for ever.
+// Read reads a topic from a cursor to the current head, or without end.
 func (c *Client) Read(topic string, options ReadOptions) *Reading {
 	request := &topicsv1.BulkDiffRequest{
 		Topic: topic, Partition: options.Partition, FromSeq: options.From, Last: options.Last, Follow: options.Follow,
@@ -44,11 +44,11 @@ func (c *Client) Read(topic string, options ReadOptions) *Reading {
 	return &Reading{client: c, request: request}
 }
 
-// Cursor is the From to go on with; false while it is not known, for a read of the last records.
+// Cursor is the From to resume with; false while it is unknown, for a read of the last records.
 func (r *Reading) Cursor() (uint64, bool) { return r.request.FromSeq, r.request.Last == nil }
 
-// Events hands out *Record and *Gap. It waits for a server that is away and goes on without a loss or a repeat. The last
-// pair has the error that ended it: of type *Error, or what ended ctx.
+// Events yields *Record and *Gap. It waits for an absent server and resumes without loss or repeat. The last pair has
+// the error that ended it: an *Error, or the error of ctx.
 func (r *Reading) Events(ctx context.Context) iter.Seq2[Event, error] {
 	open := func(ctx context.Context) (frames[topicsv1.BulkDiffResponse], error) {
 		return r.client.Topics.BulkDiff(ctx, proto.CloneOf(r.request))
@@ -59,7 +59,7 @@ func (r *Reading) Events(ctx context.Context) iter.Seq2[Event, error] {
 		}
 		err := resume(ctx, r.client.retry, 0, open, func(frame *topicsv1.BulkDiffResponse) (bool, error) {
 			if !r.request.Follow && r.request.EndSeq == nil {
-				r.request.EndSeq = &frame.HeadSeq // a call that goes on after another ends where that one was to end
+				r.request.EndSeq = &frame.HeadSeq // a resumed call ends at the end of the first one
 			}
 			if frame.Tombstone != nil {
 				gap := gapOf(r.request.Topic, frame.Partition, frame.Tombstone)
@@ -92,7 +92,7 @@ func (r *Reading) Events(ctx context.Context) iter.Seq2[Event, error] {
 
 func (r *Reading) at(seq uint64) { r.request.FromSeq, r.request.Last = seq, nil }
 
-// WatchOptions says what to watch beside the topics.
+// WatchOptions are the options of a watch.
 type WatchOptions struct {
 	// Cursor is where an earlier watch was; it wins over where topics begin.
 	Cursor map[string]uint64
@@ -135,8 +135,8 @@ func (c *Client) Watch(topics map[string]uint64, options WatchOptions) *Watching
 // goes on right there. Not to be called while another goroutine iterates.
 func (w *Watching) Cursor() map[string]uint64 { return maps.Clone(w.cursor) }
 
-// Events hands out events, without an end unless all topics are deleted. It waits for a server that is away and goes on
-// without a loss or a repeat. The last pair has the error that ended it: of type *Error, or what ended ctx.
+// Events yields events, without end unless all topics are deleted. It waits for an absent server and resumes without
+// loss or repeat. The last pair has the error that ended it: an *Error, or the error of ctx.
 func (w *Watching) Events(ctx context.Context) iter.Seq2[Event, error] {
 	open := func(ctx context.Context) (frames[topicsv1.WatchResponse], error) {
 		request := proto.CloneOf(w.request)
@@ -196,8 +196,8 @@ func (w *Watching) events(frame *topicsv1.Frame) []Event {
 	return nil
 }
 
-// subscribed takes in which topics are followed. One that went while there was no stream is told as one that goes within
-// a stream; what a prefix brings in from now on is followed from its first record.
+// subscribed takes in which topics are followed. A topic deleted while no stream was open is reported as if within a
+// stream; topics added by a prefix are followed from their first record.
 func (w *Watching) subscribed(there map[string]*topicsv1.TopicPosition) []Event {
 	var events []Event
 	topics := w.request.Subscription.Topics
@@ -241,7 +241,7 @@ func (w *Watching) departed(name string) {
 // frames is a stream of the server's.
 type frames[Frame any] interface{ Recv() (*Frame, error) }
 
-// resume calls deal with the frames of one stream after the other, until deal says that no more are wanted. A stream
+// resume calls deal with the frames of one stream after the other, until deal asks to stop. A stream
 // without a frame for as long as silent, if that is not zero, is broken.
 func resume[Frame any](
 	ctx context.Context, retry Retry, silent time.Duration,

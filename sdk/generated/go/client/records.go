@@ -11,7 +11,7 @@ import (
 	topicsv1 "topics.test/sdk/topics/v1"
 )
 
-// Event is what a read or a watch hands out: *Record, *Gap; of a watch also *CaughtUp, *TopicDeleted and *Advice.
+// Event is an item of a read or a watch: *Record, *Gap; of a watch also *CaughtUp, *TopicDeleted and *Advice.
 type Event interface{ isEvent() }
 
 // Record is a stored record.
@@ -24,7 +24,7 @@ type Record struct {
 	Time time.Time
 	// Data is the payload, byte for byte as written.
 	Data []byte
-	// Binary tells any bytes from one JSON text.
+	// Binary is true for bytes, false for one JSON text.
 	Binary bool
 	// Tag and Node are nil where the writer gave none.
 	Tag, Node *string
@@ -35,7 +35,7 @@ type Record struct {
 // JSON decodes the payload into v.
 func (r *Record) JSON(v any) error { return json.Unmarshal(r.Data, v) }
 
-// Gap stands for records that retention took before they were read. Deletes leave none.
+// Gap is a range of records that retention removed before they were read. Deletes leave none.
 type Gap struct {
 	Topic     string
 	Partition uint32
@@ -54,14 +54,14 @@ type CaughtUp struct {
 	Head      uint64
 }
 
-// TopicDeleted says that one topic of a watch was deleted; the others go on.
+// TopicDeleted reports that one topic of a watch was deleted; the others continue.
 type TopicDeleted struct {
 	Topic     string
 	Partition uint32
 	Head      uint64
 }
 
-// Advice is what the server says about the watch itself, which goes on: topics that are paced, or not followed.
+// Advice is a message of the server about the watch itself, which continues: topics that are paced, or not followed.
 type Advice struct {
 	Reason, Message string
 	Topics          []string
@@ -73,7 +73,7 @@ func (*CaughtUp) isEvent()     {}
 func (*TopicDeleted) isEvent() {}
 func (*Advice) isEvent()       {}
 
-// next is the cursor to go on with behind the gap.
+// next is the cursor after the gap.
 func (g *Gap) next() uint64 {
 	if g.Reason != "recreated" {
 		return g.Last

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	callJobs     = 1000            // the server takes no more in a call
-	flushTime    = 5 * time.Second // what the last acks, and jobs on their way, are given at the end
+	callJobs     = 1000            // the server's limit of a call
+	flushTime    = 5 * time.Second // time for the last acks, and jobs in transit, at the end
 	longestDelay = 24 * time.Hour
 	lookTime     = 10 * time.Millisecond
 )
@@ -25,46 +25,46 @@ const (
 // Job is a job of a queue, leased to this worker. It may come more than once: the work must bear that.
 type Job struct {
 	Record
-	// Deliveries is how often it has been delivered, this time included; from 1.
+	// Deliveries is the number of deliveries, including this one; from 1.
 	Deliveries uint64
 	// LeaseID is the identity of this delivery.
 	LeaseID string
 }
 
-// Handler does a job. To return nil is to finish it; an error has it tried again. ctx ends when the lease is lost, with a
-// cause of reason LeaseLost, and when a worker that ends has no more time for it.
+// Handler does a job. To return nil is to finish it; an error has it tried again. ctx ends when the lease is lost, with
+// a cause of reason LeaseLost, and when a stopping worker has no time left for it.
 type Handler func(ctx context.Context, job *Job) error
 
-// RetryLater is what a handler returns that wants its job tried again after so long, whatever the backoff. The delivery
+// RetryLater, returned by a handler, retries its job after the given time, regardless of the backoff. The delivery
 // counts.
 type RetryLater time.Duration
 
 func (r RetryLater) Error() string { return "again in " + time.Duration(r).String() }
 
-// Release is what a handler returns that gives its job back untried, for others to have after so long. The delivery does
-// not count.
+// Release, returned by a handler, gives its job back untried, for others to claim after the given time. The delivery
+// does not count.
 type Release time.Duration
 
 func (r Release) Error() string { return "given back, for " + time.Duration(r).String() }
 
 // WorkerOptions says how a worker works. The zero value takes every default.
 type WorkerOptions struct {
-	// Concurrency is how many jobs run at one time, at most 1000. Default 1.
+	// Concurrency is the number of jobs that run at once, at most 1000. Default 1.
 	Concurrency int
 	// Node is the name of the worker, which no other must have. Default: a random one.
 	Node string
 	// Lease is the length of the leases. Default: that of the queue.
 	Lease time.Duration
-	// Backoff is how long a job rests after so many deliveries that failed. Default: up to 1 s, doubled each time up to 5
-	// minutes.
+	// Backoff is the delay of a job after the given number of failed deliveries. Default: up to 1 s, doubled each time up
+	// to 5 minutes.
 	Backoff func(deliveries uint64) time.Duration
-	// Drain is what handlers that run are given at the end. Default 30 s.
+	// Drain is the time for running handlers at the end. Default 30 s.
 	Drain time.Duration
-	// Log is told of handlers that fail, of leases that are lost, and of breaks. Default: slog.Default().
+	// Log gets failed handlers, lost leases and lost connections. Default: slog.Default().
 	Log *slog.Logger
 }
 
-// WorkerStatistics is what a worker has done. Lost are jobs that are not known to be finished, which others may do again.
+// WorkerStatistics are the counts of a worker. Lost jobs are not known to be finished: others may do them again.
 type WorkerStatistics struct{ Acked, Retried, Released, Lost int }
 
 type fate int
@@ -86,7 +86,7 @@ type held struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	until  time.Time // the end of its lease
-	over   bool      // lost, or its handler is done: then the answer to its ack or nack tells what became of it
+	over   bool      // lost, or its handler is done: then the answer to its ack or nack has its outcome
 	outcome
 }
 
@@ -108,9 +108,8 @@ type worker struct {
 	statistics WorkerStatistics
 }
 
-// Work does the jobs of a queue until ctx ends. Then no more jobs come and those that run are finished, which have
-// options.Drain for it. The error is what no repetition helps against, such as a queue that is not there; nil after the end
-// of ctx.
+// Work does the jobs of a queue until ctx ends. Then it takes no more jobs and finishes the running ones, within
+// options.Drain. The error is one that retries can't solve, such as a missing queue; nil after the end of ctx.
 func (c *Client) Work(ctx context.Context, queue string, handler Handler, options WorkerOptions) (WorkerStatistics, error) {
 	if options.Concurrency == 0 {
 		options.Concurrency = 1
@@ -176,7 +175,7 @@ func (w *worker) findLease(ctx context.Context) error {
 		}
 		w.options.Lease = time.Duration(reply.State.Config.GetLeaseMs()) * time.Millisecond
 		if w.options.Lease == 0 {
-			w.options.Lease = 30 * time.Second // a log has none, and Work says what is wrong with it
+			w.options.Lease = 30 * time.Second // a log has none, and Work reports the error
 		}
 	}
 	return nil
@@ -208,7 +207,7 @@ func (w *worker) feed() {
 			return
 		}
 		w.options.Log.Warn("no jobs come; trying again until they do", "error", err)
-		w.extend() // the server may have taken back what the stream brought
+		w.extend() // the server may have taken back the stream's jobs
 		if waiting.wait(w.ctx, err) != nil {
 			return
 		}
@@ -248,7 +247,7 @@ func (w *worker) take(from *topicsv1.Job) {
 	}
 }
 
-// begin starts handlers for what waits, as far as there is room. The lock is held.
+// begin starts handlers for waiting jobs, up to the concurrency. The lock is held.
 func (w *worker) begin() {
 	for w.running < w.options.Concurrency && len(w.waiting) > 0 {
 		next := w.waiting[0]
@@ -284,7 +283,7 @@ func (w *worker) handle(held *held) {
 	w.begin()
 }
 
-// finish says what is to become of a job, unless it is lost: then whoever has it now decides. The lock is held.
+// finish sets the outcome of a job, unless it is lost: then its new holder decides. The lock is held.
 func (w *worker) finish(held *held, outcome outcome) {
 	if held.over {
 		return
@@ -318,7 +317,7 @@ func (w *worker) keep() {
 	}
 }
 
-// extend extends what is held. What the server does not know as held any more is lost, as is what ended meanwhile.
+// extend extends the held leases. Those that the server does not know any more, or that have ended, are lost.
 func (w *worker) extend() {
 	w.mu.Lock()
 	var all []*held
@@ -365,7 +364,7 @@ func named(batch []*held) (seqs []uint64, leases []string) {
 	return seqs, leases
 }
 
-// settle tells the server what became of jobs, many in a call, again until it answers: leases fence each call.
+// settle sends the outcomes of jobs, many in a call, retried until the server answers: leases fence each call.
 func (w *worker) settle() {
 	waiting := patience{retry: forever}
 	for {
@@ -399,7 +398,7 @@ func (w *worker) settle() {
 	}
 }
 
-// gathered is the longest run of jobs at the front of the outbox that one call can tell of.
+// gathered is the longest run of jobs at the front of the outbox that fits into one call.
 func (w *worker) gathered() []*held {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -491,14 +490,15 @@ func (w *worker) drain() {
 	}
 }
 
-// busy tells whether something is held that can still be settled.
+// busy reports whether a held job can still be settled.
 func (w *worker) busy() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.held) > 0 && w.ctx.Err() == nil
 }
 
-// stopped has the server send no more jobs. It gives how many it has sent that are not settled; 0 where it can't be asked.
+// stopped makes the server send no more jobs. It returns the number of sent jobs that are not settled; 0 without an
+// answer.
 func (w *worker) stopped() uint64 {
 	request := &topicsv1.StopWorkRequest{Topic: w.queue, Node: w.options.Node}
 	reply, err := unary(w.ctx, flushTime, w.client.Queues.StopWork, request)

@@ -7,12 +7,12 @@ import type { Retry } from "./retry.js";
 import type { Appended, NewRecord, Wire } from "./wire.js";
 import { type Handler, Worker, type WorkerOptions, type WorkerStatistics } from "./worker.js";
 
-/** What an append takes beside its records. */
+/** Options of an append. */
 export interface AppendOptions {
   partition?: number;
   /** A key of one's own; one is made otherwise, so that a write whose answer was lost is not stored twice. */
   idempotencyKey?: string;
-  /** Queue only: how long the jobs stay hidden, in milliseconds. */
+  /** Queue only: time that the jobs stay hidden, in milliseconds. */
   delayMs?: number;
   /** Queue only: how urgent they are, 0 to 9. */
   priority?: number;
@@ -25,7 +25,7 @@ export class TopicsClient<W extends Wire = Wire> {
   readonly wire: W;
   readonly #retry: Retry | undefined;
 
-  /** Made by `connect`. `retry` says how long calls wait for a server that is away. */
+  /** Created by `connect`. `retry` limits how long calls wait for an absent server. */
   constructor(wire: W, retry?: Retry) {
     this.wire = wire;
     this.#retry = retry;
@@ -43,17 +43,17 @@ export class TopicsClient<W extends Wire = Wire> {
     return appendOnce(this.wire, { topic, partition, records, idempotencyKey, delayMs, priority }, this.#retry, signal);
   }
 
-  /** A producer, which batches what is sent one by one. Close it. */
+  /** A producer, which batches single records. Close it. */
   producer(options: ProducerOptions = {}): Producer {
     return new Producer(this.wire, options, this.#retry);
   }
 
-  /** Reads a topic from a cursor to the head of the moment, or for ever. */
+  /** Reads a topic from a cursor to the current head, or without end. */
   read(topic: string, options: ReadOptions = {}): Reading {
     return new Reading(this.wire, topic, options, this.#retry);
   }
 
-  /** Follows many topics at once, for ever. */
+  /** Follows many topics at once, without end. */
   watch(topics: Topics, options: WatchOptions = {}): Watching {
     return new Watching(this.wire, topics, options, this.#retry);
   }

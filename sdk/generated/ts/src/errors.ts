@@ -61,7 +61,7 @@ export function reasonOf(reason: ErrorReason): Reason {
 // What the transport says of calls that broke off in the middle.
 const BROKEN = new Set([Code.Unavailable, Code.DeadlineExceeded, Code.Aborted, Code.Internal, Code.Unknown, Code.Canceled, Code.DataLoss]);
 
-/** The failure of a gRPC call. `signal` tells a call that the caller ended from one that broke. */
+/** The failure of a gRPC call. `signal` shows whether the caller ended the call. */
 export function fromConnect(thrown: unknown, signal?: AbortSignal): TopicsError {
   if (thrown instanceof TopicsError) return thrown;
   if (signal?.aborted) return canceled(signal);

@@ -21,7 +21,7 @@ export class GrpcWire implements Wire {
   readonly watches: Client<typeof WatchService>;
   readonly #close: () => void;
 
-  /** `close` ends what is under the transport. */
+  /** `close` ends the connections of the transport. */
   constructor(transport: Transport, close: () => void = () => {}) {
     this.topics = createClient(TopicsService, transport);
     this.queues = createClient(QueueService, transport);

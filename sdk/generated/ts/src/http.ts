@@ -193,7 +193,7 @@ function broken(message: string, isFinal = false): TopicsError {
   return new TopicsError("unavailable", message, { isTransient: !isFinal, mayBeDone: true });
 }
 
-/** The events of a stream; one without a name stands for a heartbeat. */
+/** The events of a stream; one without a name is a heartbeat. */
 async function* serverSentEvents(reply: Response, outer: AbortSignal): AsyncGenerator<{ name: string; data: string }> {
   if (!reply.body) throw broken("the answer has no body");
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -241,7 +241,7 @@ function watchFrame(name: string, event: JsonEvent): WatchFrame {
   }
 }
 
-/** Topics that are paced, or are not followed; anything else ends the stream, and the watch goes on with another. */
+/** Topics that are paced, or are not followed; anything else ends the stream, and the watch continues with another. */
 function adviceOf(event: JsonEvent): WatchEvent[] {
   if (event.code !== 429) throw broken(event.error ?? `error ${event.code}`);
   return [{ kind: "advice", reason: "throttled", message: event.error ?? "", topics: event.topics ?? [] }];

@@ -9,13 +9,13 @@ const LEAST_ATTEMPT_MS = 1000;
 /** What a server says only of a write whose key it does not know: had it been stored, it would have said so. */
 const PROVES_ABSENCE = new Set(["invalid_request", "topic_full"]);
 
-/** The answer to a write, which is made again while that cannot store it twice. */
+/** The answer to a write, retried while that can't store it twice. */
 export async function appendOnce(wire: Wire, batch: Batch, retry?: Retry, signal?: AbortSignal): Promise<Appended> {
   const patience = new Patience(retry);
-  let lost: TopicsError | undefined; // how the first attempt failed whose outcome nobody knows
+  let lost: TopicsError | undefined; // error of the first attempt with an unknown outcome
   let lostAt = 0;
   for (;;) {
-    const began = Date.now(); // the server's time goes on while this machine sleeps
+    const began = Date.now(); // the server's time continues while this machine sleeps
     try {
       const timeoutMs = lost ? leftMs(lostAt, await wire.keyWindowMs(batch.topic, signal), lost) : ATTEMPT_MS;
       return await wire.append(batch, Math.min(timeoutMs, ATTEMPT_MS), signal);
@@ -35,7 +35,7 @@ export async function appendOnce(wire: Wire, batch: Batch, retry?: Retry, signal
   }
 }
 
-/** For how long a write may be made again that was lost at `lostAt`. Throws once its topic may not know its key. */
+/** Remaining time to retry a write that was lost at `lostAt`. Throws once its topic may have forgotten the key. */
 function leftMs(lostAt: number, windowMs: number, lost: TopicsError): number {
   const left = lostAt + windowMs - Date.now();
   if (left < LEAST_ATTEMPT_MS) throw unknown(lost);
@@ -90,8 +90,8 @@ interface Lane {
 }
 
 /**
- * Sends records in batches, those of a partition in their order: one batch of it is on its way, and what comes meanwhile
- * is the next. After a failure what waits behind it is sent all the same.
+ * Sends records in batches, those of a partition in order: one batch is in flight, and records sent meanwhile form the
+ * next. After a failure the next batches are still sent.
  */
 export class Producer {
   readonly #wire: Wire;
@@ -119,11 +119,11 @@ export class Producer {
     const stored = new Promise<number>((resolve, reject) => {
       lane.waiting.push({ record: { value, tag, node, meta }, bytes, resolve, reject });
     }).then((seq) => ({ topic, partition, seq }));
-    stored.catch(() => {}); // told by flush as well
+    stored.catch(() => {}); // reported by flush as well
     this.#pending++;
     if (!lane.isSending) {
       lane.isSending = true;
-      queueMicrotask(() => void this.#run(lane)); // what is sent in the same turn shares the batch
+      queueMicrotask(() => void this.#run(lane)); // records of the same turn share the batch
     }
     return { stored };
   }
@@ -170,7 +170,7 @@ export class Producer {
     this.#lanes.delete(place(lane.topic, lane.partition));
   }
 
-  /** The next batch, taken from what waits. */
+  /** The next batch, taken from the waiting records. */
   #taken(waiting: Pending[]): Pending[] {
     let bytes = 0;
     let count = 0;

@@ -1,16 +1,16 @@
-/** Reads and watches that go on where they were when the connection breaks. */
+/** Reads and watches that resume when the connection breaks. */
 import { fromConnect, TopicsError } from "./errors.js";
 import { behind, type ReadEvent, type TopicDeleted, type WatchEvent } from "./records.js";
 import { Patience, type Retry } from "./retry.js";
 import { place, placed, type ReadCall, type ReadFrame, type WatchCall, type WatchFrame, type Wire } from "./wire.js";
 
-/** What to read, and how long. */
+/** Options of a read. */
 export interface ReadOptions {
   /** Partition to read. Default 0. */
   partition?: number;
   /** Cursor, exclusive: records with a greater seq come. Default 0: from the earliest that is kept. */
   from?: number;
-  /** Instead of `from`: so many records before the head. */
+  /** Instead of `from`: the number of records before the head. */
   last?: number;
   /** Whether to wait for new records at the head instead of ending there. Default false. */
   follow?: boolean;
@@ -34,7 +34,7 @@ export interface WatchOptions {
   signal?: AbortSignal;
 }
 
-/** Topics to watch: a name, several, or each with where it begins. A name that ends in `*` stands for all that begin so. */
+/** Topics to watch: a name, several, or each with its start. A name that ends in `*` is a prefix. */
 export type Topics = string | readonly string[] | { readonly [name: string]: number | "tail" };
 
 /** Frames of one stream after the other, for as long as more are asked for, each dealt with before the next is asked for. */
@@ -63,7 +63,7 @@ async function* resumed<Frame>(
 
 /**
  * A read of one partition: records and, where retention took some, a Gap. What was handed out counts as dealt with: to
- * iterate again, also after an error, is to go on behind it.
+ * iterate again, also after an error, is to continue after it.
  */
 export class Reading implements AsyncIterable<ReadEvent> {
   readonly #wire: Wire;
@@ -81,7 +81,7 @@ export class Reading implements AsyncIterable<ReadEvent> {
     this.#call = { topic, partition, from: begin, last, end: undefined, follow, tag, tagPrefix };
   }
 
-  /** The `from` to go on with; undefined while it is not known, for a read of the `last` records. */
+  /** The `from` to resume with; undefined while it is unknown, for a read of the `last` records. */
   get cursor(): number | undefined {
     return this.#call.from;
   }
@@ -112,7 +112,7 @@ export class Reading implements AsyncIterable<ReadEvent> {
 
 /**
  * A watch of many topics, without an end unless all are deleted. What was handed out counts as dealt with: `cursor`,
- * given to another watch, goes on right there.
+ * given to another watch, resumes right there.
  */
 export class Watching implements AsyncIterable<WatchEvent> {
   readonly #wire: Wire;
@@ -158,7 +158,7 @@ export class Watching implements AsyncIterable<WatchEvent> {
     return this.#wire.watch(call, signal);
   }
 
-  /** A topic that went while there was no stream is told as one that goes within a stream. */
+  /** A topic deleted while no stream was open is reported as if within a stream. */
   *#subscribed(there: ReadonlySet<string>): Generator<TopicDeleted> {
     const prefixes = [...this.#topics.keys()].filter((name) => name.endsWith("*"));
     const isWanted = (name: string) => this.#topics.has(name) || prefixes.some((prefix) => name.startsWith(prefix.slice(0, -1)));
@@ -169,7 +169,7 @@ export class Watching implements AsyncIterable<WatchEvent> {
     }
     this.#began = true;
     for (const name of this.#topics.keys()) {
-      if (name.endsWith("*")) this.#topics.set(name, 0); // what it brings in later is followed from its first record
+      if (name.endsWith("*")) this.#topics.set(name, 0); // topics that it adds later are followed from their first record
       else if (!there.has(name)) this.#topics.delete(name);
     }
   }

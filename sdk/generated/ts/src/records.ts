@@ -1,4 +1,4 @@
-/** What readers get: records and what stands where there are none. */
+/** Items of readers: records, and gaps in place of lost ones. */
 import { GapReason, RecordKind } from "../lib/topics/v1/record_pb.js";
 import type { PackedColumn, Record as Row, RecordColumns, Tombstone } from "../lib/topics/v1/record_pb.js";
 
@@ -51,7 +51,7 @@ export class TopicRecord {
     this.#meta = fields.metaText;
   }
 
-  /** Payload as bytes: as they were written over gRPC; over HTTP the value written anew where it is JSON. */
+  /** Payload as bytes: as written over gRPC; over HTTP, JSON values are serialised again. */
   get data(): Uint8Array {
     return "bytes" in this.#payload ? this.#payload.bytes : toUtf8.encode(JSON.stringify(this.#payload.json));
   }
@@ -102,7 +102,7 @@ export interface CaughtUp {
   readonly headSeq: number;
 }
 
-/** One topic of a watch was deleted; the others go on. */
+/** One topic of a watch was deleted; the others continue. */
 export interface TopicDeleted {
   readonly kind: "topic_deleted";
   readonly topic: string;
@@ -110,7 +110,7 @@ export interface TopicDeleted {
   readonly headSeq: number;
 }
 
-/** What the server says about the watch itself, which goes on: topics that are paced under load, or not followed. */
+/** A message of the server about the watch itself: topics that are paced under load, or not followed. */
 export interface Advice {
   readonly kind: "advice";
   readonly reason: string;
@@ -192,7 +192,7 @@ function texts(column: PackedColumn | undefined, count: number): (i: number) => 
   return (i) => (absent.has(i) ? undefined : utf8.decode(value(i)));
 }
 
-/** The range that a tombstone stands for. */
+/** The range of a tombstone. */
 export function gapOf(topic: string, partition: number, tombstone: Tombstone): Gap {
   return {
     kind: "gap",
@@ -206,7 +206,7 @@ export function gapOf(topic: string, partition: number, tombstone: Tombstone): G
   };
 }
 
-/** The cursor to go on with behind a gap. */
+/** The cursor after a gap. */
 export function behind(gap: Gap): number {
   return gap.reason === "recreated" ? Math.max(gap.earliestSeq - 1, 0) : gap.lastSeq;
 }

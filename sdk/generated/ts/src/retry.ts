@@ -3,7 +3,7 @@ import { canceled, type TopicsError } from "./errors.js";
 
 /** Pauses between attempts: each up to twice the one before, with full jitter, never less than a server asks for. */
 export interface Retry {
-  /** How long to go on without getting further, in milliseconds; 0 means one attempt. Default 60,000. */
+  /** Time of retries without progress, in milliseconds; 0 means one attempt. Default 60,000. */
   totalMs?: number;
   /** Longest first pause, in milliseconds. Default 50. */
   firstMs?: number;
@@ -11,7 +11,7 @@ export interface Retry {
   longestMs?: number;
 }
 
-/** How long something goes on trying without getting further. */
+/** The remaining time of retries without progress. */
 export class Patience {
   readonly #retry: Required<Retry>;
   #ends: number | undefined;
@@ -21,12 +21,12 @@ export class Patience {
     this.#retry = { totalMs: 60_000, firstMs: 50, longestMs: 5000, ...retry };
   }
 
-  /** It got further: the time begins anew with the next failure. */
+  /** Notes progress: the time starts again with the next failure. */
   renew(): void {
     this.#ends = undefined;
   }
 
-  /** Waits before another attempt. Throws `error` if it is not transient or the time is up by then. */
+  /** Waits before another attempt. Throws `error` if it is not transient or the time would be up. */
   async wait(error: TopicsError, signal?: AbortSignal): Promise<void> {
     if (!error.isTransient) throw error;
     const now = performance.now();
@@ -41,7 +41,7 @@ export class Patience {
   }
 }
 
-/** Waits so many milliseconds. Throws TopicsError (canceled) as soon as `signal` is aborted. */
+/** Waits the given milliseconds. Throws TopicsError (canceled) as soon as `signal` is aborted. */
 export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
     const abort = () => {

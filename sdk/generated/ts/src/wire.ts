@@ -16,7 +16,7 @@ export interface Batch {
   partition: number;
   records: readonly NewRecord[];
   idempotencyKey: string;
-  /** Queue only: how long the jobs stay hidden, in milliseconds. */
+  /** Queue only: time that the jobs stay hidden, in milliseconds. */
   delayMs?: number | undefined;
   /** Queue only: how urgent they are, 0 to 9. */
   priority?: number | undefined;
@@ -28,7 +28,7 @@ export interface Appended {
   readonly partition: number;
   readonly firstSeq: number;
   readonly lastSeq: number;
-  /** Whether an earlier write under the same key is what is answered. */
+  /** True if the answer is that of an earlier write with the same key. */
   readonly deduped: boolean;
 }
 
@@ -59,7 +59,7 @@ export interface ReadFrame {
 export interface WatchCall {
   /** Where each topic or prefix begins: a seq to begin behind, or "tail". */
   topics: ReadonlyMap<string, number | "tail">;
-  /** Places to go on from; each wins over `topics`. */
+  /** Cursors to resume from; each takes precedence over `topics`. */
   cursor: ReadonlyMap<string, number>;
   tag: string | undefined;
   tagPrefix: string | undefined;
@@ -79,14 +79,14 @@ export interface WatchFrame {
 /** One protocol of a server. Every failure is a TopicsError. */
 export interface Wire {
   append(batch: Batch, timeoutMs: number, signal?: AbortSignal): Promise<Appended>;
-  /** For how many milliseconds a topic knows the key of a write again; Infinity where there is no such topic. */
+  /** Milliseconds for which a topic remembers the key of a write; Infinity if the topic does not exist. */
   keyWindowMs(topic: string, signal?: AbortSignal): Promise<number>;
   read(call: ReadCall, signal: AbortSignal): AsyncIterable<ReadFrame>;
   watch(call: WatchCall, signal: AbortSignal): AsyncIterable<WatchFrame>;
   close(): void;
 }
 
-/** For how many milliseconds a topic that is not configured otherwise knows a key. */
+/** Milliseconds for which a topic remembers a key by default. */
 export const DEFAULT_KEY_WINDOW_MS = 120_000;
 /** Silence after which a heartbeat comes on a watch, and the silence that is a break, in milliseconds. */
 export const HEARTBEAT_MS = 15_000;

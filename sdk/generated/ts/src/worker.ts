@@ -9,9 +9,9 @@ import { Patience, sleep } from "./retry.js";
 import { SILENCE_MS, unlessSilent } from "./wire.js";
 
 const utf8 = new TextDecoder();
-const CALL_JOBS = 1000; // the server takes no more in a call
+const CALL_JOBS = 1000; // the server's limit of a call
 const CALL_MS = 30_000;
-const FLUSH_MS = 5000; // what the last acks, and jobs on their way, are given at the end
+const FLUSH_MS = 5000; // time for the last acks, and jobs in transit, at the end
 const FOREVER = { totalMs: Infinity, firstMs: 50, longestMs: 2000 };
 
 /** A job of a queue, leased to this worker. It may come more than once: the work must bear that. */
@@ -61,9 +61,9 @@ export interface WorkerOptions {
   backoffMs?: (deliveries: number) => number;
   /** What handlers that run are given at the end, in milliseconds. Default 30,000. */
   drainMs?: number;
-  /** Ends the worker in order: no more jobs come, those that run are finished. */
+  /** Stops the worker gracefully: it takes no more jobs and finishes the running ones. */
   signal?: AbortSignal;
-  /** Is told of each handler that threw, of leases that were lost, and of breaks. Default: console.warn. */
+  /** Called with failed handlers, lost leases and lost connections. Default: console.warn. */
   onError?: (error: unknown, job?: Job) => void;
 }
 
@@ -82,7 +82,7 @@ interface Held {
   abort: AbortController;
   /** Until when the lease holds, by performance.now(). */
   until: number;
-  /** Whether it is lost, or its handler is done: then the answer to its ack or nack tells what became of it. */
+  /** True if it is lost, or its handler is done: then the answer to its ack or nack has its outcome. */
   isOver: boolean;
 }
 
@@ -128,7 +128,7 @@ export class Worker {
     };
   }
 
-  /** Works until `signal` is aborted. Throws what no repetition helps against, such as a queue that is not there. */
+  /** Works until `signal` is aborted. Throws errors that retries can't solve, such as a missing queue. */
   async run(): Promise<WorkerStatistics> {
     const asked = new Promise<void>((resolve) => {
       this.#wake = resolve;
@@ -161,7 +161,7 @@ export class Worker {
       try {
         if (!this.#leaseMs) {
           const reply = await this.#wire.topics.getTopic({ topic: this.#queue, touch: false }, { timeoutMs: CALL_MS, signal });
-          this.#leaseMs = Number(reply.state?.config?.leaseMs) || 30_000; // a log has none, and Work says what is wrong
+          this.#leaseMs = Number(reply.state?.config?.leaseMs) || 30_000; // a log has none, and Work reports the error
         }
         await this.#receive(() => patience.renew());
         throw new TopicsError("unavailable", "the server ended the stream", { isTransient: true });
@@ -171,7 +171,7 @@ export class Worker {
         if (!error.isTransient) return this.#failed(error);
         if (this.#isStopping) return;
         this.#options.onError(error);
-        await this.#extend(); // the server may have taken back what the stream brought
+        await this.#extend(); // the server may have taken back the stream's jobs
         await patience.wait(error, signal).catch(() => {});
       }
     }
@@ -247,7 +247,7 @@ export class Worker {
     }
   }
 
-  /** Extends what is held. What the server does not know as held any more is lost, as is what ended meanwhile. */
+  /** Extends the held leases. Those that the server does not know any more, or that have ended, are lost. */
   async #extend(): Promise<void> {
     const all = [...this.#held].filter((held) => !held.isOver);
     for (let start = 0; start < all.length; start += CALL_JOBS) {
@@ -283,7 +283,7 @@ export class Worker {
   // --------------------------------------------------------------- jobs out
 
   #settle(held: Held, fate: Fate, delayMs: number): void {
-    if (held.isOver) return; // lost: whoever has the job now decides
+    if (held.isOver) return; // lost: its new holder decides
     held.isOver = true;
     this.#outbox.push({ held, fate, delayMs });
     if (!this.#isSettling) {
@@ -292,7 +292,7 @@ export class Worker {
     }
   }
 
-  /** Tells the server what became of jobs, many in a call, again until it answers: leases fence each call. */
+  /** Sends the outcomes of jobs, many in a call, retried until the server answers: leases fence each call. */
   async #send(): Promise<void> {
     const patience = new Patience(FOREVER);
     while (this.#outbox.length) {
@@ -326,7 +326,7 @@ export class Worker {
     this.#isSettling = false;
   }
 
-  /** The longest run of outcomes at the front of the outbox that one call can tell. */
+  /** The longest run of outcomes at the front of the outbox that fits into one call. */
   #gathered(): Outcome[] {
     const first = this.#outbox[0] as Outcome;
     let count = 1;
@@ -359,7 +359,7 @@ export class Worker {
     for (const held of [...this.#held]) this.#lose(held);
   }
 
-  /** Has the server send no more jobs. How many it has sent that are not settled; 0 where it can't be asked. */
+  /** Makes the server send no more jobs. Returns the number of sent jobs that are not settled; 0 without an answer. */
   async #stopped(): Promise<number> {
     try {
       const request = { topic: this.#queue, node: this.#options.node };
