@@ -76,7 +76,7 @@ class ListenerState(Protocol):
     def opened(self, connection: "Connection") -> bool:
         """Register the connection. Return False if there are too many."""
 
-    def closed(self, connection: "Connection") -> None:
+    def forget(self, connection: "Connection") -> None:
         """Unregister the connection, or one that was refused."""
 
 
@@ -135,7 +135,7 @@ class Connection(asyncio.BufferedProtocol):
         self.deadline = 0.0
         self._listening.send_timeouts.leave(self)
         self._count_unsent(0)
-        self._listening.closed(self)
+        self._listening.forget(self)
         self._listening.budget.leave(self)
         self._listening.budget.release(self._taken + self._credit, self.share)
         self._taken = self._credit = 0

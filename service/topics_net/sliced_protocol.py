@@ -42,6 +42,10 @@ class SlicedProtocol(asyncio.Protocol):
         if not self._is_queued:
             self._parse_backlog()
 
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self.transport.abort()
+
     def _feed(self, data: bytes) -> int:
         """Parse a slice; return the number of messages, chunks or frames in it."""
         raise NotImplementedError

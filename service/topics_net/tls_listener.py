@@ -140,11 +140,6 @@ class Handshake:
 
         self._task.add_done_callback(done)
 
-    @property
-    def transport(self) -> "Handshake":
-        """The object that trackers abort, as for a protocol."""
-        return self
-
     def abort(self) -> None:
         """Close the connection immediately."""
         self._task.cancel()

@@ -4,7 +4,7 @@ import asyncio
 
 from topics_gateway.app import create_app
 from topics_gateway.settings import GatewaySettings
-from topics_gateway.transport.server import HttpServer
+from topics_gateway.transport import HttpServer, Limits
 from topics_kafka.listener import KafkaServer, create_kafka
 from topics_kafka.registry import all_handlers
 from topics_server.core import Core
@@ -55,11 +55,13 @@ class Listeners:
         self._http = HttpServer(
             traces.app(app),
             resources.http_socket,
+            Limits(
+                header_timeout=settings.header_timeout_seconds,
+                unread=settings.memory_bytes // 16,
+                max_connections=settings.max_connections,
+                ws_max_size=settings.max_body_bytes,
+            ),
             tls=tls.context(HTTP_PROTOCOLS) if tls else None,
-            header_timeout=settings.header_timeout_seconds,
-            unread=settings.memory_bytes // 16,
-            max_connections=settings.max_connections,
-            ws_max_size=settings.max_body_bytes,
         )
         self._kafka: KafkaServer | None = None
 

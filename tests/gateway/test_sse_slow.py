@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from topics_gateway import GatewaySettings, create_app
-from topics_gateway.transport import HttpServer
+from topics_gateway.transport import HttpServer, Limits
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.model import AppendRequest, Batch
 
@@ -55,7 +55,7 @@ class Service:
 async def service(api: TopicsApi, settings: GatewaySettings) -> AsyncIterator[Service]:
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
-    server = HttpServer(create_app(api, settings), sock, send_timeout=SEND_TIMEOUT)
+    server = HttpServer(create_app(api, settings), sock, Limits(send_timeout=SEND_TIMEOUT))
     await server.start()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False, verify=False) as client:
         yield Service(api, server, client)

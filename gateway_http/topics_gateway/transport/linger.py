@@ -36,6 +36,10 @@ class Linger(asyncio.Protocol):
         """Nothing to finish: the answer is already with the kernel."""
         self.transport.close()
 
+    def abort(self) -> None:
+        """Close at once."""
+        self.transport.abort()
+
 
 def end_side(transport: asyncio.Transport) -> None:
     """Send no more, where that can be said without closing: TLS has no word for it."""

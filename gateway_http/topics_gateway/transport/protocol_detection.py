@@ -65,3 +65,7 @@ class ProtocolDetector(asyncio.Protocol):
         self.transport.close()
 
     head_timeout = shutdown
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.transport.abort()

@@ -11,26 +11,31 @@ from typing import Any, Final, Protocol
 
 from topics_client.units import counted
 from topics_net.deadlines import Deadlines
-from topics_net.loop_budget import LoopBudget
+from topics_net.listener import Listener
 from topics_net.rate_limited_logger import RateLimitedLogger
-from topics_net.send_timeout import SendTimeouts
 
 logger: Final = logging.getLogger("topics.http")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a connection.
+    """What clients may take.
 
-    `max_header_bytes` bounds a request head (names and values, and on HTTP/2 the compressed block too).
-    `header_timeout` (seconds) bounds the wait for a complete request head, on a new and on an idle connection.
-    `max_streams` bounds the requests of one HTTP/2 connection that run at the same time.
-    `stream_window` and `connection_window` (bytes) bound the request body bytes that the application has not read
-    yet, of one HTTP/2 stream and of all streams of one connection.
-    `unread` (bytes) bounds those of all HTTP/2 connections together, beyond 64 KiB of each.
-    `send_timeout` (seconds) bounds the time for which a client takes no byte of a response that waits for it.
-    `max_connections` bounds the number of connections; 0 is no limit.
-    `ws_max_size`, `ws_ping_interval` and `ws_ping_timeout` are those of HttpServer.
+    - `max_header_bytes`: a larger request head (names and values, and on HTTP/2 the compressed block too) is answered
+      with 431 (HTTP/1.1) or ends the connection (HTTP/2).
+    - `header_timeout` (seconds): a connection that has no running request and completes no request head for this
+      long is closed. It is also the keep-alive limit. A stalled request body is not limited here: the application
+      waits in `receive` and may set its own limit.
+    - `max_streams`: running requests per HTTP/2 connection; more are refused with REFUSED_STREAM (safe to retry).
+    - `stream_window`, `connection_window` (bytes): received body bytes that the application has not read yet, per
+      HTTP/2 stream and connection; `unread` those of all connections together, beyond 64 KiB of each: then they are not
+      read. On HTTP/1.1 reading stops at 64 KiB.
+    - `send_timeout` (seconds): a response that goes on is ended when its client takes not one byte of it for this
+      long (on HTTP/1.1 after `scope["state"]["timeout_event"]`, bytes that the application may leave there for it).
+    - `max_connections`: further ones are closed at once, since each takes a file descriptor; 0 is unlimited.
+    - `ws_ping_interval`, `ws_ping_timeout` (seconds): a WebSocket client that says nothing for the first is pinged, and
+      closed when it neither answers nor takes a byte for the second; None turns pings off.
+    - `ws_max_size` (bytes): the largest WebSocket message, over all its fragments.
     """
 
     max_header_bytes: int = 65536
@@ -82,38 +87,24 @@ class Unread:
                 connection.go_on()
 
 
-class Registry:
+class Registry(Listener):
     """The shared state of a server.
 
-    Every connection protocol is in `connections` while its socket is open and has `transport` and `shutdown()`;
-    every application task is in `tasks` until it is done. `head_timeouts` has the transports of those that wait for a
-    request, whose protocols have `head_timeout()`. `websocket` is the protocol of WebSockets, None if there are
-    none.
+    Every application task is in `tasks` until it is done. `head_timeouts` has the transports of the connections that
+    wait for a request, whose protocols have `head_timeout()`. `websocket` is the protocol of WebSockets, None if there
+    are none.
     """
 
     def __init__(self, limits: Limits, websocket: Callable[..., asyncio.Protocol] | None = None) -> None:
+        super().__init__(limits.max_connections, limits.send_timeout)
         self.limits = limits
         self.websocket = websocket
-        self.connections: set[Any] = set()
         self.tasks: set[asyncio.Task[None]] = set()
-        self.loop_budget = LoopBudget()
-        self.send_timeouts = SendTimeouts(limits.send_timeout)
         self.head_timeouts = Deadlines[asyncio.Transport](limits.header_timeout, _head_timeout)
-        self.draining = False
         self.unread = Unread(limits.unread)
         self._log = RateLimitedLogger(logger)
-        self._emptied = asyncio.Event()
         self._date = b""
         self._date_second = 0
-
-    def is_full(self) -> bool:
-        """Return True if the number of connections has reached its limit."""
-        limit = self.limits.max_connections
-        return bool(limit) and len(self.connections) >= limit
-
-    def refuse(self) -> None:
-        """Log that a connection was refused for this reason."""
-        self._log.warning("refusing connections: there are %d, which is the limit", self.limits.max_connections)
 
     def has_room(self) -> bool:
         """Return True if one more connection is accepted; a refusal is logged."""
@@ -122,19 +113,11 @@ class Registry:
             return False
         return True
 
-    def enter(self, connection: object) -> None:
-        """Count a connection whose socket is open."""
-        self.connections.add(connection)
+    def refuse(self) -> None:
+        self._log.warning("refusing connections: there are %d, which is the limit", self.limits.max_connections)
 
     def handshake_failed(self, peer: str, cause: str) -> None:
-        """Log a TLS handshake that failed or timed out."""
         logger.debug("TLS handshake with %s failed: %s", peer, cause)
-
-    def forget(self, connection: object) -> None:
-        """Remove a connection whose socket is closed, or which handed its socket to another protocol."""
-        self.connections.discard(connection)
-        if self.draining and not self.connections:
-            self._emptied.set()
 
     def date(self) -> bytes:
         """Return the value of a `date` header; formatted at most once a second."""
@@ -150,13 +133,11 @@ class Registry:
         Returns when no task and no connection is left, or two seconds after the limit if a task resists its
         cancellation (logged). Cancelling the drain closes everything at once.
         """
-        self.draining = self.send_timeouts.draining = True
         try:
-            for connection in list(self.connections):
-                connection.shutdown()
+            self.shut_down()
             async with asyncio.timeout(seconds):
                 await self._settled()
-                await self._empty()
+                await self.empty()
         except TimeoutError:
             if self.tasks:
                 logger.warning("closing after %g s with %s unfinished", seconds, counted(len(self.tasks), "request"))
@@ -167,12 +148,11 @@ class Registry:
                     await self._settled()
         finally:
             self._cancel_tasks()
-            for connection in list(self.connections):
-                connection.transport.abort()
+            self.abort()
         try:
             async with asyncio.timeout(1.0):
                 await self._settled()
-                await self._empty()
+                await self.empty()
         except TimeoutError:
             if self.tasks:
                 logger.error("still running after cancellation: %s", counted(len(self.tasks), "request"))
@@ -185,11 +165,6 @@ class Registry:
         # A finished task may have started the next pipelined request, so look again after each wait.
         while self.tasks:
             await asyncio.wait(self.tasks)
-
-    async def _empty(self) -> None:
-        if self.connections:
-            self._emptied.clear()
-            await self._emptied.wait()
 
 
 def _head_timeout(transport: asyncio.Transport) -> None:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import uvloop
 
-from topics_gateway.transport import HttpServer
+from topics_gateway.transport import HttpServer, Limits
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -248,14 +248,14 @@ Serve = Callable[..., contextlib.AbstractAsyncContextManager[Service]]
 
 @pytest.fixture
 def serve() -> Serve:
-    """`async with serve(**settings) as service`: stops at the end and checks that nothing is left."""
+    """`async with serve(**limits) as service`: stops at the end and checks that nothing is left."""
 
     @contextlib.asynccontextmanager
-    async def running(**settings: Any) -> AsyncIterator[Service]:
+    async def running(**limits: Any) -> AsyncIterator[Service]:
         sock = socket.socket()
         sock.bind(("127.0.0.1", 0))
         app = App()
-        server = HttpServer(app, sock, **settings)
+        server = HttpServer(app, sock, Limits(**limits))
         await server.start()
         service = Service(app, server)
         try:

@@ -14,7 +14,7 @@ import pytest
 import websockets
 
 from support.ws import BINARY, CLOSE, CONT, PING, PONG, TEXT, frame
-from topics_gateway.transport import HttpServer
+from topics_gateway.transport import HttpServer, Limits
 
 KEY = b"dGhlIHNhbXBsZSBub25jZQ=="
 
@@ -188,11 +188,11 @@ class Service:
 @pytest.fixture
 def serve() -> Callable[..., contextlib.AbstractAsyncContextManager[Service]]:
     @contextlib.asynccontextmanager
-    async def running(**settings: Any) -> AsyncIterator[Service]:
+    async def running(**limits: Any) -> AsyncIterator[Service]:
         sock = socket.socket()
         sock.bind(("127.0.0.1", 0))
         app = App()
-        server = HttpServer(app, sock, **settings)
+        server = HttpServer(app, sock, Limits(**limits))
         await server.start()
         service = Service(app, server)
         try:

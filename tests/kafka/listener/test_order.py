@@ -342,7 +342,7 @@ async def test_what_is_being_appended_survives_its_connection(serve: Serve, conn
     client = await connect(server)
     client.send(ApiKey.PRODUCE, 7, 1, **NO_ANSWER)
     await until(lambda: work.started)
-    for connection in list(server._connections):
+    for connection in list(server.connections):
         connection.abort()
     assert await client.ended()
     await until(lambda: server.statistics.connections == 0)
