@@ -61,7 +61,7 @@ def reasons() -> str:
 
 
 def settings() -> str:
-    """The page with its table of settings made anew."""
+    """The page with a new table of settings."""
     rows = []
     for setting in fields(Settings):
         default = shown_default(setting)

@@ -168,7 +168,7 @@ async def _read(request: Request, limit: int, kept: int) -> bytes | None:
     """The body as received; None if it is above `kept`, when it is read and dropped.
 
     Memory is held as its bytes arrive, so that a client who sends none holds none. While others wait for memory, slow
-    senders are refused: they would hold their part for ever.
+    senders are refused: they would hold their part without end.
     """
     first = b"" if request.body_ended else await request.chunk()
     if request.body_ended and len(first) <= min(kept, SMALL_BYTES):

@@ -158,7 +158,7 @@ class DiskSpace:
         if self._news.is_reported:
             log.warning(
                 "writes are refused until there is room: the disk has %s left, and TOPICS_MIN_FREE_BYTES keeps %s free "
-                "(reads and deletes go on)",
+                "(reads and deletes continue)",
                 free,
                 reserve,
             )

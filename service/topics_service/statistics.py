@@ -137,7 +137,7 @@ _REQUEST_BOUNDS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
 class RequestStatistics:
     """The requests of one protocol: those under way, and how long the others took, by RPC and outcome.
 
-    Both labels must come from small fixed sets: each pair is kept for ever.
+    Both labels must come from small fixed sets: pairs are never removed.
     """
 
     __slots__ = ("finished", "in_flight")

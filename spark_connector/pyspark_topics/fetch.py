@@ -20,7 +20,7 @@ _REASON_PREFIX: Final = "GAP_REASON_"
 _SERVER_FRAME: Final = 256 << 10  # a frame takes the time of writers there
 _READER_FRAME: Final = 1 << 20
 _SERVER_SILENCE: Final = 60.0  # seconds without a frame until the read starts again
-_READER_SILENCE: Final = 10.0  # then it goes on at the server
+_READER_SILENCE: Final = 10.0  # then it continues at the server
 
 
 @dataclass(frozen=True, slots=True)

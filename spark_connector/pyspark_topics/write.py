@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-_QUERY: Final = "sql.streaming.queryId"  # local properties of the tasks of a streaming query; they come back as they
-_BATCH: Final = "streaming.sql.batchId"  # were when the query goes on from its checkpoint
+_QUERY: Final = "sql.streaming.queryId"  # local properties of the tasks of a streaming query, restored
+_BATCH: Final = "streaming.sql.batchId"  # when the query resumes from its checkpoint
 
 
 def batch_writer(options: Mapping[str, str], schema: "StructType", overwrite: bool) -> "BatchWriter":

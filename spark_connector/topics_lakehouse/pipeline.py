@@ -1,7 +1,7 @@
 """Rounds: look up the heads of topics, write new records with one Spark job, commit topic by topic.
 
-All that has to be kept lies in the tables: a pipeline that is killed at any moment, and started again, anywhere, goes
-on where the tables are.
+All that has to be kept lies in the tables: a pipeline that is killed at any moment, and restarted, anywhere, resumes
+from the tables.
 """
 
 import logging

@@ -230,7 +230,7 @@ def _ended(make: "Callable[[], Any]", how: tuple[object, ...]) -> Iterator[Any]:
     """Makes it, and closes it at the end; between the commands of a shell it stays open, unless the server was lost.
 
     An interrupt while gRPC starts a call leaves events of the call unread, and closing the channel would wait for them
-    for ever. So it isn't waited for, and `main` ends the process.
+    without end. So it isn't waited for, and `main` ends the process.
     """
     kept = _shell.kept
     what = make() if kept is None or how not in kept else kept.pop(how)

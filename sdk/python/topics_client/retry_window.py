@@ -15,7 +15,7 @@ _BROKEN: Final = frozenset({"cancelled", "unknown", "internal", "aborted", "data
 # Errors only of writes with an unknown key: if the write were stored, the server would return its result.
 _NOT_STORED: Final = frozenset({"invalid_request", "topic_full"})
 
-# In seconds, including the time of a suspended machine if available: the server's time goes on.
+# In seconds, including the time of a suspended machine if available: the server's time continues.
 now = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 
 

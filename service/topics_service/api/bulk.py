@@ -33,9 +33,9 @@ async def read_bulk(
 ) -> AsyncGenerator[tuple[DiffReply, bool], None]:
     """Pages that follow each other without a hole, each with whether it is the last.
 
-    Without `follow` they end at `end_seq` or, if that is lower, at the head of the moment of the call; with it they go
-    on as records are written, up to `end_seq` if there is one. A page may hold no records. Nothing is read before it is
-    asked for, and then in turn (without `turns`: a turn of the loop later). Raises TopicsError, also if the topic is
+    Without `follow` they end at `end_seq` or, if that is lower, at the head as of the call; with it they continue as
+    records are written, up to `end_seq` if there is one. A page may hold no records. Nothing is read before it is
+    requested, and then in turn (without `turns`: a turn of the loop later). Raises TopicsError, also if the topic is
     deleted during the read, or the server drains.
     """
     if turns is not None:  # many can begin at once

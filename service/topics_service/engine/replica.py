@@ -40,7 +40,7 @@ _ALL = (b"", b"\xff" * 16)
 
 
 class FollowingStore(Store, Protocol):
-    """A store whose rows another process writes. They stand still between two calls of `catch_up`."""
+    """A store whose rows another process writes. They do not change between two calls of `catch_up`."""
 
     generation: int
     """Says which state of the rows it is: the same number, the same rows."""

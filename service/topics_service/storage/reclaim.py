@@ -58,7 +58,7 @@ class Reclaim:
         self._dead: dict[int, int] = {}  # by log id the seq up to which all rows of blocks are dead
         self._looked_at: set[int] = set()
         self._options = CompactOptions()
-        self._options.set_exclusive_manual_compaction(False)  # those of RocksDB's own go on
+        self._options.set_exclusive_manual_compaction(False)  # those of RocksDB itself continue
         self._options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
 
     def freed(self, log_id: int, stop: int | None) -> None:

@@ -38,7 +38,7 @@ class TombstoneCompaction:
         self._lock = threading.Lock()
         self._stopped = False
         self._options = CompactOptions()
-        self._options.set_exclusive_manual_compaction(False)  # those of RocksDB's own go on
+        self._options.set_exclusive_manual_compaction(False)  # those of RocksDB itself continue
         self._options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
 
     def run(self) -> int:

@@ -225,7 +225,7 @@ async def _called(register: Callable[[_Then], None], forget: Callable[[_Then], N
             future.set_result(None)
 
     def call() -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed: no waiters
             loop.call_soon_threadsafe(wake)
 
     register(call)

@@ -173,7 +173,7 @@ class Metrics:
         by_class = [((name,), count) for name, count in self._engine.catalog.counts.by_class.items()]
         yield gauge("topics_by_class", "Topics by durability class.", by_class, ("class",))
         yield gauge("routers", "Routers that exist.", now["routers"])
-        yield gauge("routers_blocked", "Routers that stand still for an error.", self._engine.routers.blocked)
+        yield gauge("routers_blocked", "Routers blocked by an error.", self._engine.routers.blocked)
         routers_truncated = now["routers"] > ROUTERS_SHOWN
         yield gauge("router_metrics_truncated", "1 when there are more routers than series.", routers_truncated)
         groups = self._engine.groups

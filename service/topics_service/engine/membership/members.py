@@ -60,7 +60,7 @@ class GroupSettings(Struct, frozen=True, kw_only=True):
     initial_delay_ms: int = 3_000  # how long the first member of an empty group waits for others
     min_session_ms: int = 6_000
     max_session_ms: int = 1_800_000
-    heartbeat_ms: int = 1_000  # told to `consumer` members
+    heartbeat_ms: int = 1_000  # sent to `consumer` members
     session_ms: int = 45_000  # of `consumer` members
     max_members: int = 1_000
     max_metadata_bytes: int = 1 << 20  # of one member: its subscription, and MEMBER_BYTES

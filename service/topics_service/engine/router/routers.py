@@ -259,7 +259,7 @@ class Routers:
     def advance(self, catch_up: CatchUp) -> bool:
         """Forward one slice of an awaited router; return True if the reader should wait on and call again.
 
-        A router that stands still ends the wait.
+        A blocked router ends the wait.
         """
         router = catch_up.router
         if catch_up.is_over or self._writer.failure is not None:
