@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from topics_gateway.transport.connection_resources import ConnectionResources
 from topics_gateway.transport.error_responses import JSON, STATUS_LINES, error_body
 from topics_gateway.transport.header_validation import TOKEN, BadHeadError, check_host, check_same_host, single_fields
-from topics_gateway.transport.http1_exchange import Exchange
+from topics_gateway.transport.http1_exchange import Http1Exchange
 from topics_gateway.transport.linger import Linger
 from topics_gateway.transport.registry import Registry, endpoints
 from topics_gateway.transport.upgrade import VERSION, UnsupportedVersionError
@@ -50,9 +50,9 @@ class Http1Protocol(SlicedProtocol):
         self._writable = asyncio.Event()
         self._resources = ConnectionResources()
         self._parser = self._new_parser()
-        self._running: Exchange | None = None
-        self._waiting: deque[Exchange] = deque()  # behind it; the body of the last one may not be complete
-        self._newest: Exchange | None = None  # the last one of all
+        self._running: Http1Exchange | None = None
+        self._waiting: deque[Http1Exchange] = deque()  # behind it; the body of the last one may not be complete
+        self._newest: Http1Exchange | None = None  # the last one of all
         # Of the request being parsed.
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -278,7 +278,7 @@ class Http1Protocol(SlicedProtocol):
         # Whatever follows a CONNECT would be for the tunnel that the client does not get.
         keep_alive = version == "1.1" and parser.should_keep_alive() and method != "CONNECT"
         awaits_100 = b"expect" in fields and fields[b"expect"].lower() == b"100-continue" and version == "1.1"
-        self._newest = exchange = Exchange(self, self._scope, self._began, keep_alive, awaits_100)
+        self._newest = exchange = Http1Exchange(self, self._scope, self._began, keep_alive, awaits_100)
         self._waiting.append(exchange)
 
     def on_body(self, body: bytes) -> None:
@@ -392,6 +392,7 @@ class Http1Protocol(SlicedProtocol):
     def _run_next(self) -> None:
         """Hand on the oldest request."""
         self._running = exchange = self._waiting.popleft()
+        exchange.begin()
         tasks = self.registry.tasks
         task = background.start(exchange.run(self.app))
         tasks.add(task)

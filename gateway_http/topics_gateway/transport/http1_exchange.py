@@ -1,15 +1,15 @@
-"""One HTTP/1.1 request and its response: the `receive` and `send` of the application."""
+"""One HTTP/1.1 request and its response."""
 
 import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from starlette.types import ASGIApp, Message
+from starlette.types import Message
 
-from topics_gateway.transport.error_responses import STATUS_LINES, internal_error, respond
+from topics_gateway.transport.error_responses import STATUS_LINES
+from topics_gateway.transport.exchange import Exchange
 from topics_gateway.transport.header_validation import response_field
 from topics_gateway.transport.linger import LINGER_SECONDS
-from topics_gateway.transport.registry import logger
 from topics_net import background
 from topics_net.send_timeout import prepare, undrained
 
@@ -22,8 +22,8 @@ COPY_BYTES: Final = 16384
 MAX_WHOLE_BYTES: Final = 65536
 
 
-class Exchange:
-    """Runs the application for one request.
+class Http1Exchange(Exchange):
+    """One request of an HTTP/1.1 connection.
 
     A small body that has arrived whole is in `scope["state"]["body"]`; an application that takes it out from there has
     no need to `receive` it.
@@ -32,10 +32,9 @@ class Exchange:
     def __init__(
         self, protocol: "Http1Protocol", scope: dict[str, Any], began: float, keep_alive: bool, awaits_100: bool
     ) -> None:
+        super().__init__(scope, began)
         self._protocol = protocol
         self._transport = protocol.transport
-        self._scope = scope
-        self._began = began
         self._arrival: asyncio.Event | None = None  # of a part of the body, or the end; once the application waits
         # The request.
         self.keep_alive = keep_alive
@@ -43,10 +42,7 @@ class Exchange:
         self.body: bytes | bytearray = b""  # as much of it as the application has not read
         self.more_body = True
         self._body_read = False
-        self.disconnected = False
         # The response.
-        self.response_started = False
-        self.response_complete = False
         self._is_bodyless = False
         self._chunked = False
         self._rest: int | None = 0  # bytes of the body that are due; None if its length is not known
@@ -78,12 +74,11 @@ class Exchange:
         """The client is gone: wake `receive` and let `send` drop what it gets."""
         if not self.response_complete:
             self.disconnected = True
-            self._scope["state"]["gone"] = True
+            self.scope["state"]["gone"] = True
         if self._arrival is not None:
             self._arrival.set()
 
     async def receive(self) -> Message:
-        """The next part of the body; then, once the client is gone or has its response, `http.disconnect`."""
         if self.awaits_100 and not self._transport.is_closing():
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.awaits_100 = False
@@ -91,7 +86,7 @@ class Exchange:
             if self.body or not (self.more_body or self._body_read):
                 body, self.body = self.body, b""
                 self._body_read = not self.more_body
-                whole = self._scope["state"].pop("body", b"")
+                whole = self.scope["state"].pop("body", b"")
                 return {"type": "http.request", "body": whole or bytes(body), "more_body": self.more_body}
             self._protocol.body_taken()
             if self._arrival is None:
@@ -100,45 +95,18 @@ class Exchange:
             await self._arrival.wait()
         return {"type": "http.disconnect"}
 
-    # The application
-
-    async def run(self, app: ASGIApp) -> None:
-        """Run the application once; its errors are logged here and nowhere else."""
-        scope = self._scope
+    def begin(self) -> None:
+        """Give the application its body, if it is small and whole."""
         if self.body and not self.more_body and len(self.body) <= MAX_WHOLE_BYTES:
-            scope["state"]["body"], self.body = bytes(self.body), b""
-        try:
-            await app(scope, self.receive, self.send)
-        except asyncio.CancelledError:
-            self._abort()
-            raise
-        except Exception:
-            logger.exception("exception in the application: %s %s", scope["method"], scope["path"])
-        else:
-            if self.response_complete or self.disconnected:
-                return
-            logger.error("incomplete response by the application: %s %s", scope["method"], scope["path"])
-        if self.response_complete or self.disconnected:
-            return
-        if self.response_started:
-            self._abort()
-        else:
-            self.keep_alive = False
-            await respond(500, internal_error(self._began), self.send)
+            self.scope["state"]["body"], self.body = bytes(self.body), b""
 
-    def _abort(self) -> None:
-        """Close the connection: the client must see that this response is not complete."""
+    def break_off(self, *, cancelled: bool) -> None:
         self.disconnect()
         self._transport.close()
 
     # The response
 
     async def send(self, message: Message) -> None:
-        """Write a part of the response; waits while the transport's buffer is full, before and after it.
-
-        Once the client is gone the message is dropped. A message out of order, a header that is none and a body
-        that contradicts `content-length` raise RuntimeError.
-        """
         protocol = self._protocol
         if protocol.write_paused and not self.disconnected:
             await self._drained()
@@ -146,20 +114,13 @@ class Exchange:
             self.disconnect()
         if self.disconnected:
             return
-        kind = message["type"]
-        if self.response_complete:
-            raise RuntimeError(f"ASGI message {kind!r} after the response was complete")
-        if self.response_started:
-            if kind != "http.response.body":
-                raise RuntimeError(f"ASGI message {kind!r} where 'http.response.body' was due")
-            more_body = message.get("more_body", False)
-            self._send_body(message.get("body", b""), more_body)
-            if more_body and protocol.write_paused:
-                await self._drained()
-        else:
-            if kind != "http.response.start":
-                raise RuntimeError(f"ASGI message {kind!r} where 'http.response.start' was due")
+        if self.is_start(message):
             self._start_response(message["status"], message.get("headers", ()))
+            return
+        more_body = message.get("more_body", False)
+        self._send_body(message.get("body", b""), more_body)
+        if more_body and protocol.write_paused:
+            await self._drained()
 
     async def _drained(self) -> None:
         send_timeouts = self._protocol.registry.send_timeouts
@@ -177,7 +138,7 @@ class Exchange:
         """Close the connection, whose client takes nothing; it may still take the timeout event for a moment."""
         transport = self._transport
         event = (
-            self._scope["state"].get("timeout_event", b"") if self.response_started and not self._is_bodyless else b""
+            self.scope["state"].get("timeout_event", b"") if self.response_started and not self._is_bodyless else b""
         )
         if event and not self._rest:
             transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event) if self._chunked else event)
@@ -220,13 +181,13 @@ class Exchange:
             content += (b"date: ", self._protocol.registry.date(), b"\r\n")
         if not self.keep_alive and not closing:
             content.append(b"connection: close\r\n")
-        if self._scope["method"] == "HEAD" or status in (204, 304):
+        if self.scope["method"] == "HEAD" or status in (204, 304):
             self._is_bodyless = True
             self._rest = None
         elif not framed:
             self._rest = None
             # HTTP/1.0 knows no chunks: the end of the connection, which is not kept, ends the body.
-            if self._scope["http_version"] != "1.0":
+            if self.scope["http_version"] != "1.0":
                 self._chunked = True
                 content.append(b"transfer-encoding: chunked\r\n")
         content.append(b"\r\n")
