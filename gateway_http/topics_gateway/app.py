@@ -22,7 +22,7 @@ from topics_gateway.probe_endpoints import ProbeEndpoints
 from topics_gateway.queue_endpoints import QueueEndpoints
 from topics_gateway.record_endpoints import RecordEndpoints
 from topics_gateway.render import RenderCache
-from topics_gateway.request import ON_ROUTED, ClientGoneError, Handler, Request, ms_since
+from topics_gateway.request import ON_ROUTED, ClientDisconnectedError, Handler, Request, ms_since
 from topics_gateway.response import EventStream, Response, send_response
 from topics_gateway.router_endpoints import RouterEndpoints
 from topics_gateway.routes import UNROUTED, Route, RouteTable
@@ -193,7 +193,7 @@ class _Routes:
         try:
             status = await self._serve(request, send)
             outcome = _OUTCOMES[status // 100]
-        except ClientGoneError:
+        except ClientDisconnectedError:
             outcome = _GONE
         except asyncio.CancelledError:
             outcome = _GONE

@@ -39,7 +39,7 @@ async def read_json(request: Request, limit: int, *, optional: bool = False, max
     A text of more than `max_bytes` is `invalid_request`.
 
     Raises `payload_too_large`, `throttled` (the bodies of one key hold as much as they may), `unsupported_media_type`,
-    `invalid_request` (bad gzip), and ClientGoneError when the client leaves while it sends.
+    `invalid_request` (bad gzip), and ClientDisconnectedError when the client leaves while it sends.
     """
     kept = limit if max_bytes is None else min(limit, max_bytes)
     _check_declared(request, limit)
@@ -56,7 +56,7 @@ async def read_json(request: Request, limit: int, *, optional: bool = False, max
 
 
 async def read_bytes(request: Request, limit: int) -> bytes:
-    """Read the unchanged body. Raises `payload_too_large`, `throttled` and ClientGoneError, as `read_json` does."""
+    """Read the unchanged body. Raises `payload_too_large`, `throttled` and ClientDisconnectedError."""
     _check_declared(request, limit)
     body = await _read(request, limit, limit)
     assert body is not None, "it is refused above what is kept"

@@ -21,7 +21,7 @@ from topics_gateway.body import drain, read_bytes
 from topics_gateway.body_timeout import BodyTimeouts
 from topics_gateway.connection_quota import hold_connection
 from topics_gateway.origins import OriginPolicy
-from topics_gateway.request import ClientGoneError, Request
+from topics_gateway.request import ClientDisconnectedError, Request
 from topics_gateway.settings import GatewaySettings
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.access.quota import Held, count_refusal
@@ -77,7 +77,7 @@ class GrpcWeb:
         request.memory = self._authorizer.quotas.memory
         try:
             await self._serve(request, send)
-        except ClientGoneError:
+        except ClientDisconnectedError:
             pass
         finally:
             if request.held is not None:
@@ -145,7 +145,7 @@ async def _pump(answers: AsyncGenerator[bytes, None], request: Request, send: Se
         async for message in messages:
             await send({"type": "http.response.body", "body": _frame(message), "more_body": True})
             if "gone" in state:  # it was dropped, so nothing may be asked for that says it was handed over
-                raise ClientGoneError
+                raise ClientDisconnectedError
 
 
 async def _gather(answers: AsyncGenerator[bytes, None], frames: list[bytes]) -> None:

@@ -24,7 +24,7 @@ ON_ROUTED: Final = "topics.on_routed"
 """In a request's scope: a callable that receives its Request as soon as the route is known."""
 
 
-class ClientGoneError(Exception):
+class ClientDisconnectedError(Exception):
     """The client closed the connection before it received its answer."""
 
 
@@ -105,7 +105,7 @@ class Request:
         finally:
             self.body_timeouts.cancel(wait)
         if message["type"] == "http.disconnect":
-            raise ClientGoneError
+            raise ClientDisconnectedError
         self.body_ended = not message.get("more_body", False)
         chunk: bytes = message.get("body", b"")
         return chunk
@@ -135,7 +135,7 @@ class Request:
             return await work
         except asyncio.CancelledError:
             if self.gone and waiter.uncancel() == 0:  # else it was cancelled from elsewhere as well
-                raise ClientGoneError from None
+                raise ClientDisconnectedError from None
             raise
         finally:
             start.cancel()

@@ -68,7 +68,7 @@ def error(frame: ErrorFrame, **more: Any) -> bytes:
 async def serve(stream: EventStream, request: Request, send: Send) -> int:
     """Open the stream's source and send its events until it ends; the status of the answer.
 
-    Raises TopicsError if the source does not open, before anything is sent, and ClientGoneError once the client
+    Raises TopicsError if the source does not open, before anything is sent, and ClientDisconnectedError once the client
     disconnects. In both cases, and when the call is cancelled, the source is closed before this returns. The next frame
     is asked for once the transport has room again. A source that fails later ends the stream with an `error` event.
     """

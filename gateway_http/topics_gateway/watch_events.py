@@ -161,15 +161,15 @@ class WatchEvents:
             made.caught_up_at, made.caught_up = frame.head_seq, text
         return text
 
-    def _make(self, frame: RecordsFrame, parts: Parts) -> "_Made":
+    def _make(self, frame: RecordsFrame, parts: Parts) -> "_SharedEvent":
         pieces: list[bytes | memoryview] = [b'{"topic":', encode(frame.topic), partition_text(frame), b',"records":[']
         for i, run in enumerate(self._rendered.records(frame.slices, parts)):
             pieces += (b",", run) if i else (run,)
         pieces.append(b'],"from_seq":%d,"to_seq":%d,"head_seq":%d}' % (frame.from_seq, frame.to_seq, frame.head_seq))
-        return _Made(b"".join(pieces))
+        return _SharedEvent(b"".join(pieces))
 
 
-class _Made:
+class _SharedEvent:
     """The encodings of a frame: its data, and the whole events for watches of this topic alone."""
 
     __slots__ = ("caught_up", "caught_up_at", "data", "event", "event_at")

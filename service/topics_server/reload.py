@@ -71,7 +71,7 @@ def is_useful(settings: Settings) -> bool:
     return bool(settings.api_keys_file or settings.audit_log or settings.tls_cert_file or kafka)
 
 
-class Hangups:
+class SighupHandler:
     """Takes SIGHUP from early on to the end of the process, which it would end while no loop runs. For the main thread.
 
     However many come, a reload that has not begun yet is for all of them.

@@ -17,7 +17,7 @@ from topics_server.core import Core
 from topics_server.errors import StartError
 from topics_server.listeners import Listeners
 from topics_server.notices import Shutdown, log_stopped
-from topics_server.reload import Hangups, Readers, Reload, is_useful
+from topics_server.reload import Readers, Reload, SighupHandler, is_useful
 from topics_server.resources import Resources
 from topics_server.settings import Settings
 from topics_service.api.topics import TopicsApi
@@ -43,7 +43,7 @@ def run(settings: Settings, warnings: Sequence[str] = ()) -> None:
     for text in warnings:
         log.warning("%s", text)
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
-    server = Server(settings, hangups=Hangups() if is_useful(settings) else None)
+    server = Server(settings, hangups=SighupHandler() if is_useful(settings) else None)
     server.open()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -90,7 +90,7 @@ class Server:
         *,
         clock: Clock | None = None,
         store: RocksStore | None = None,
-        hangups: Hangups | None = None,
+        hangups: SighupHandler | None = None,
     ) -> None:
         """`clock` replaces the system's clock; `store` is the store in `settings.data_path`, opened by the caller and
         closed by the server. `hangups` are the SIGHUPs to follow."""

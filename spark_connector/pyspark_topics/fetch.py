@@ -66,8 +66,8 @@ class Parts:
 ALL: Final = Parts()
 
 
-class PutBackError(TopicsError):
-    """The head lies in front of the end of a range that was planned: the server was put back to an older state."""
+class TopicResetError(TopicsError):
+    """The head lies in front of the end of a range that was planned: the server was restored to an older state."""
 
 
 class Fetcher:
@@ -86,7 +86,7 @@ class Fetcher:
         Batches have the columns of BULK_FORMAT_ARROW (proto/topics/v1/topics_service.proto): seq int64, ts
         timestamp[us, UTC], kind int8, node, and as asked for tag, meta, data. Deleted records are passed in silence.
         After a lost connection the read resumes after the last record; NotFoundError: the topic was deleted or
-        recreated since the range was planned; PutBackError, that the server has lost its end; UnavailableError, that
+        recreated since the range was planned; TopicResetError, that the server has lost its end; UnavailableError, that
         the server did not answer for as long as `retry` allows.
         """
         cursor, source, patience = wanted.first - 1, self._source(), Patience(self._retry)
@@ -116,7 +116,7 @@ class Fetcher:
         with source.stream(source.topics.BulkDiff, request, silence=silence) as frames:
             for frame in frames:
                 if frame.next_from_seq < cursor:  # it starts again for an unknown cursor
-                    raise _put_back(frame.head_seq)
+                    raise _topic_reset(frame.head_seq)
                 if frame.HasField("tombstone"):
                     yield _gap(wanted, frame.tombstone)
                 messages = pa.BufferReader(frame.arrow)
@@ -129,7 +129,7 @@ class Fetcher:
         if not done:
             raise UnavailableError("unavailable", "the stream ended early")
         if cursor < wanted.last:
-            raise _put_back(cursor)
+            raise _topic_reset(cursor)
 
     def _request(self, source: Connection, wanted: SeqRange, parts: Parts, cursor: int) -> pb.BulkDiffRequest:
         request = pb.BulkDiffRequest(
@@ -185,8 +185,8 @@ class Fetcher:
         self.close()
 
 
-def _put_back(head: int) -> PutBackError:
-    return PutBackError("out_of_range", f"the head is seq {head} by now: the server was put back to an older state")
+def _topic_reset(head: int) -> TopicResetError:
+    return TopicResetError("out_of_range", f"the head is seq {head}: the server was restored to an older state")
 
 
 def _gap(wanted: SeqRange, tombstone: record_pb2.Tombstone) -> Gap:

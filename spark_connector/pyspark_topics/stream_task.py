@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from pyspark_topics.columns import Columns, DataLossError
-from pyspark_topics.fetch import Fetcher, Gap, Parts, PutBackError, SeqRange
+from pyspark_topics.fetch import Fetcher, Gap, Parts, SeqRange, TopicResetError
 from pyspark_topics.options import ReadOptions
 from pyspark_topics.stream_plan import RECREATED
 from topics_client.errors import NotFoundError
@@ -54,9 +54,9 @@ def _read(
     gaps = options.columns.gaps
     try:
         yield from columns.batches(wanted, fetched(), fail_on_data_loss=options.fail_on_data_loss, gaps=gaps)
-    except (NotFoundError, PutBackError) as error:
+    except (NotFoundError, TopicResetError) as error:
         if options.fail_on_data_loss:
-            what = "restored to an older state" if isinstance(error, PutBackError) else "deleted or recreated"
+            what = "restored to an older state" if isinstance(error, TopicResetError) else "deleted or recreated"
             text = (
                 f"{wanted}: lost from seq {behind + 1} on, as the topic ({wanted.topic_id}) was {what}"
                 " since the batch was planned; with option failOnDataLoss=false the stream continues without it"

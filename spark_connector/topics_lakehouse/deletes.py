@@ -57,7 +57,7 @@ class Synced:
     files: int
 
 
-class NotThereYetError(TimeoutError):
+class NotCaughtUpError(TimeoutError):
     """The table had not got as far as the topic in time. The text names partition and seqs."""
 
 
@@ -73,7 +73,7 @@ def sync_deletes(
     """Remove the rows of records that are deleted in the topic.
 
     Blocks until the table has every record that the topic has now (a pipeline must be running, or have run), for at
-    most `timeout` seconds: then NotThereYetError. Runs concurrently with a pipeline and compaction, and may be repeated
+    most `timeout` seconds: then NotCaughtUpError. Runs concurrently with a pipeline and compaction, and may be repeated
     at any time. Older snapshots have the rows until they expire. Raises NotFoundError for an unknown topic, TableError
     for one that has no table, that of an earlier life, or one that was rolled back.
     """
@@ -122,7 +122,7 @@ def _reached(
         if ends is not None and time.monotonic() >= ends:
             partition, (position, head) = min(behind.items())
             name = ".".join(table.name())
-            raise NotThereYetError(
+            raise NotCaughtUpError(
                 f"topic {info.topic}: table {name} is at seq {position} of partition {partition}, the "
                 f"topic at {head}: run the pipeline (`topics lakehouse run`)"
             )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from topics_lakehouse.config import Config, ConfigError, assignments, load
 from topics_lakehouse.pipeline import Pipeline, Report
 from topics_lakehouse.runner import SparkRunner
-from topics_lakehouse.upkeep import Upkeep
+from topics_lakehouse.upkeep import MaintenanceSchedule
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +36,7 @@ def follow(
     whether all topics are then in order. With `refill` tables that were rolled back are refilled first. `started`
     is given the pipeline before its first round."""
     with session(config) as spark:
-        upkeep = Upkeep(config)
+        upkeep = MaintenanceSchedule(config)
         pipeline = Pipeline(config, SparkRunner(spark), report=report, after_commit=upkeep, refill=refill)
         upkeep.lag = pipeline.lag
         try:

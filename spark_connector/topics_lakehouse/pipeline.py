@@ -27,7 +27,7 @@ from topics_lakehouse.follower import ABSENT, FAILED, LIVE, WAITING, Follower, S
 from topics_lakehouse.history import Witness
 from topics_lakehouse.progress import Progress, witnessed
 from topics_lakehouse.refill import missing
-from topics_lakehouse.runner import Runner, RunnerGoneError
+from topics_lakehouse.runner import Runner, RunnerLostError
 from topics_lakehouse.schema import SchemaError
 from topics_lakehouse.shares import Lag, lags, share, split
 from topics_lakehouse.tables import TopicTables
@@ -41,7 +41,7 @@ AfterCommit = Callable[[Table, str], None]
 Ends = Mapping[str, Mapping[int, int]]  # heads, by topic and partition
 
 
-class TopicGoneError(Exception):
+class TopicDeletedError(Exception):
     """The topic was deleted or recreated since the round was planned."""
 
 
@@ -284,7 +284,7 @@ class Pipeline:
         """
         try:
             return self._runner(self._config.address, tasks)
-        except RunnerGoneError:
+        except RunnerLostError:
             raise
         except Exception as error:
             topics = dict.fromkeys(task.wanted.topic for task in tasks)
@@ -332,12 +332,12 @@ class Pipeline:
             _log.warning("%s", error)
             follower.forget()
             self._report("fenced", follower.status)
-        except TopicGoneError as error:  # the next look shows the outcome
+        except TopicDeletedError as error:  # the next look shows the outcome
             _log.warning("%s", error)
             follower.forget()
         except (TableError, SchemaError, TopicsError, TaskFailedError) as error:
             self._fail(follower, str(error))
-        except RunnerGoneError:
+        except RunnerLostError:
             raise
         except Exception as error:
             _log.exception("topic %s failed", topic)
@@ -371,7 +371,7 @@ def _error(result: TaskResult) -> Exception:
     assert failure is not None
     text = failure.text if str(result.wanted) in failure.text else f"{result.wanted}: {failure.text}"
     if failure.kind == NOT_FOUND:
-        return TopicGoneError(text)
+        return TopicDeletedError(text)
     if failure.kind == SERVER_DOWN:
         return UnavailableError("unavailable", text)
     return CatalogDownError(text) if failure.kind == STORE_DOWN else TaskFailedError(text)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class RunnerGoneError(Exception):
+class RunnerLostError(Exception):
     """The executor of the tasks has ended, and no more tasks can run."""
 
 
@@ -23,7 +23,7 @@ class Runner(Protocol):
     def parallelism(self) -> int: ...
 
     def __call__(self, address: Address, tasks: Sequence[FileTask]) -> list[TaskResult]:
-        """One result for each task, in any order. Raises where the whole job failed, and RunnerGoneError where it is
+        """One result for each task, in any order. Raises where the whole job failed, and RunnerLostError where it is
         no use to try again."""
 
 
@@ -55,7 +55,7 @@ class SparkRunner:
             try:
                 self._spark.range(1).count()
             except Exception as gone:
-                raise RunnerGoneError(f"the Spark session has ended: {gone}".partition("\n")[0]) from error
+                raise RunnerLostError(f"the Spark session has ended: {gone}".partition("\n")[0]) from error
             raise
         return [pickle.loads(bytes(row.result)) for row in rows]
 

@@ -27,7 +27,7 @@ class _Times:
 
 
 @dataclass(slots=True)
-class Upkeep:
+class MaintenanceSchedule:
     """Called behind each commit of a table (Pipeline's `after_commit`).
 
     It drops old snapshots when there are a few too many, makes large files of small ones every half minute unless the

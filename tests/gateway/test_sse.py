@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from topics_gateway.body_timeout import BodyTimeouts
-from topics_gateway.request import ClientGoneError, Request
+from topics_gateway.request import ClientDisconnectedError, Request
 from topics_gateway.response import EventStream
 from topics_gateway.sse import error, event, heartbeat, query_token, require_event_stream, serve
 from topics_service.engine.errors import Reason, TopicsError
@@ -117,7 +117,7 @@ async def test_retry_comes_before_the_source_is_asked() -> None:
     await source.waiting.wait()
     assert client.body == b"retry: 2000\n\n"
     client.left.set()
-    with pytest.raises(ClientGoneError):
+    with pytest.raises(ClientDisconnectedError):
         await task
 
 
@@ -162,7 +162,7 @@ async def test_the_source_is_closed_when_the_client_leaves(how: str, where: str)
     await asyncio.sleep(0)
     if how == "leaves":
         client.left.set()
-        with pytest.raises(ClientGoneError):
+        with pytest.raises(ClientDisconnectedError):
             await task
     else:
         task.cancel()
@@ -198,7 +198,7 @@ async def test_nothing_is_asked_for_once_the_transport_has_dropped_a_part() -> N
         await asyncio.sleep(0)
     assert source.asked == 1
     client.left.set()
-    with pytest.raises(ClientGoneError):
+    with pytest.raises(ClientDisconnectedError):
         await task
     assert (source.state, source.asked) == ("closed", 1)
 

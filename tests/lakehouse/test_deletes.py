@@ -22,7 +22,7 @@ from topics_lakehouse.catalog import ERRORS, TableError, identifier, open_catalo
 from topics_lakehouse.compact import Compaction, compact
 from topics_lakehouse.config import Config
 from topics_lakehouse.dead import find_dead
-from topics_lakehouse.deletes import NotThereYetError, Step, Synced, remove_rows, sync_deletes
+from topics_lakehouse.deletes import NotCaughtUpError, Step, Synced, remove_rows, sync_deletes
 from topics_lakehouse.rewrite import Rewritten
 from topics_lakehouse.seqs import SeqSet
 from topics_proto.v1 import queue_service_pb2 as queue_pb
@@ -181,7 +181,7 @@ def test_it_waits_for_the_pipeline(lake: tuple[Config, Catalog, str], connection
     follow(config)
     fill(topic, 10, first=10)
     _delete(connection, topic, before_seq=15)
-    with pytest.raises(NotThereYetError, match=r"is at seq 10 of partition 0, the topic at 20"):
+    with pytest.raises(NotCaughtUpError, match=r"is at seq 10 of partition 0, the topic at 20"):
         sync_deletes(config, catalog, connection, topic, timeout=0)
     waited = threading.Event()
     found: list[Synced] = []

@@ -27,7 +27,7 @@ from topics_lakehouse.config import Config
 from topics_lakehouse.files import FileTask, TaskResult
 from topics_lakehouse.follower import FAILED, LIVE, WAITING, Status
 from topics_lakehouse.pipeline import Pipeline
-from topics_lakehouse.runner import RunnerGoneError
+from topics_lakehouse.runner import RunnerLostError
 from topics_proto.v1 import topics_service_pb2 as pb
 
 
@@ -297,8 +297,8 @@ def test_a_topic_that_can_not_be_looked_at_does_not_stop_the_others(
 def test_a_session_that_ended_ends_the_pipeline(server: Server, connection: Connection, tmp_path: Path) -> None:
     put_topic(connection, "over")
     fill(connection, "over", 20)
-    pipeline = Pipeline(settings(server, tmp_path, "over"), _Flaky("over", lambda: RunnerGoneError("ended")))
-    with pytest.raises(RunnerGoneError):
+    pipeline = Pipeline(settings(server, tmp_path, "over"), _Flaky("over", lambda: RunnerLostError("ended")))
+    with pytest.raises(RunnerLostError):
         pipeline.once()
     pipeline.close()
 

@@ -16,7 +16,7 @@ from topics_lakehouse.catalog import table_state
 from topics_lakehouse.config import Config, load
 from topics_lakehouse.follower import LIVE, WAITING
 from topics_lakehouse.pipeline import Pipeline
-from topics_lakehouse.upkeep import Upkeep
+from topics_lakehouse.upkeep import MaintenanceSchedule
 from topics_proto.v1 import topics_service_pb2 as pb
 
 
@@ -39,7 +39,7 @@ def _data(i: int) -> bytes:
 def test_a_table_is_its_topic(server: Server, connection: Connection, weed: Weed) -> None:
     put_topic(connection, "rest", partitions=2, cap_records=1500)
     config = _config(server, weed, "rest", max_records_per_round=700)
-    pipeline = Pipeline(config, LocalRunner(), after_commit=Upkeep(config))
+    pipeline = Pipeline(config, LocalRunner(), after_commit=MaintenanceSchedule(config))
     for first in (0, 1000):
         for partition in (0, 1):
             fill(connection, "rest", 1000, first=first, data=_data, partition=partition, tag="t")

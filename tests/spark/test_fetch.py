@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_topics import fetch
-from pyspark_topics.fetch import Fetcher, Gap, Parts, PutBackError, SeqRange
+from pyspark_topics.fetch import Fetcher, Gap, Parts, SeqRange, TopicResetError
 from topics_client.address import Address
 from topics_client.errors import AuthError, NotFoundError, TopicsError, UnavailableError
 from topics_client.retry import Retry
@@ -177,7 +177,7 @@ def test_a_head_below_the_range_is_no_end() -> None:
     def short(request: pb.BulkDiffRequest, context: Any) -> Iterator[pb.BulkDiffResponse]:
         yield _frame(1, 4, begin=True, done=True)
 
-    with pytest.raises(PutBackError, match="topic orders, seq 1 to 9: the head is seq 4"):
+    with pytest.raises(TopicResetError, match="topic orders, seq 1 to 9: the head is seq 4"):
         _read(_Server(short))
 
 
@@ -194,7 +194,7 @@ def test_a_server_that_was_put_back_gives_nothing_twice() -> None:
     servicer = _Server(_broken(grpc.StatusCode.UNAVAILABLE), anew)
     with _serving(servicer) as port, Fetcher(Address("127.0.0.1", port), retry=_QUICK) as fetcher:
         read = map(found.append, fetcher.read(_RANGE))
-        with pytest.raises(PutBackError, match="topic orders, seq 1 to 9: the head is seq 1"):
+        with pytest.raises(TopicResetError, match="topic orders, seq 1 to 9: the head is seq 1"):
             list(read)
     [batch] = found
     assert not isinstance(batch, Gap)

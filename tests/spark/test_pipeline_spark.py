@@ -21,8 +21,8 @@ from topics_lakehouse.config import Config
 from topics_lakehouse.follower import FAILED, LIVE
 from topics_lakehouse.job import main
 from topics_lakehouse.pipeline import Pipeline
-from topics_lakehouse.runner import RunnerGoneError, SparkRunner
-from topics_lakehouse.upkeep import Upkeep
+from topics_lakehouse.runner import RunnerLostError, SparkRunner
+from topics_lakehouse.upkeep import MaintenanceSchedule
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +58,7 @@ def test_tables_are_their_topics(spark: "SparkSession", server: Server, connecti
 def test_a_live_topic(spark: "SparkSession", server: Server, connection: Connection, tmp_path: Path) -> None:
     put_topic(connection, "live")
     config = settings(server, tmp_path, "live", trigger=0, keep_snapshots=2)
-    pipeline = Pipeline(config, SparkRunner(spark), after_commit=Upkeep(config))
+    pipeline = Pipeline(config, SparkRunner(spark), after_commit=MaintenanceSchedule(config))
     for first in range(0, 1500, 100):
         fill(connection, "live", 100, first=first)
         assert pipeline.round()
@@ -145,7 +145,7 @@ def test_a_session_that_has_ended_is_told() -> None:
 
     from topics_client.address import Address
 
-    with pytest.raises(RunnerGoneError, match="stopped SparkContext"):
+    with pytest.raises(RunnerLostError, match="stopped SparkContext"):
         SparkRunner(Ended())(Address("127.0.0.1"), [])  # type: ignore[arg-type]
 
 

@@ -163,7 +163,7 @@ def test_a_topic_that_vanishes_fails_the_query_or_is_left_out(
     stream = Stream(spark, server, tmp_path, subscribePattern="vanish-.*", startingOffsets="earliest")
     stream.run()
     delete(connection, "vanish-a")
-    with pytest.raises(StreamingQueryException, match=r"topic vanish-a \(top_\w+\) is gone"):
+    with pytest.raises(StreamingQueryException, match=r"topic vanish-a \(top_\w+\) was deleted"):
         stream.run()
     stream.options["failOnDataLoss"] = "false"
     query = stream.start(processingTime="50 milliseconds")

@@ -340,7 +340,7 @@ def test_a_topic_that_is_gone_fails_the_stream(server: Server, fill: Fill, conne
     delete(connection, "gone")
     with pytest.raises(DataLossError) as failed:
         step(made, start)
-    assert f"topic gone ({topic_id}) is gone" in str(failed.value)
+    assert f"topic gone ({topic_id}) was deleted" in str(failed.value)
     assert "up to seq 5 of partition 0, 3 of partition 1" in str(failed.value)
     assert "failOnDataLoss=false" in str(failed.value)
     made.stop()
@@ -419,7 +419,7 @@ def test_a_topic_made_again_is_read_from_its_new_start(
 
 
 def test_a_checkpoint_beyond_the_head_is_found(server: Server, fill: Fill) -> None:
-    """As when the server was put back to an older state: the same topic, fewer records."""
+    """As when the server was restored to an older state: the same topic, fewer records."""
     fill("rewound", 10)
     made = reader(server, subscribe="rewound", startingOffsets="earliest")
     start = step(made, made.initialOffset())
@@ -467,7 +467,7 @@ def test_a_server_put_back_between_the_plan_and_the_read(
     made.stop()
     start[topic]["seq"], end[topic]["seq"] = {"0": middle}, {"0": 9}
     strict = reader(server, subscribe=topic)
-    with pytest.raises(DataLossError, match=rf"topic {topic}, seq {middle + 1} to 9: lost .* put back to an older"):
+    with pytest.raises(DataLossError, match=rf"topic {topic}, seq {middle + 1} to 9: lost .* restored to an older"):
         read(strict, start, end)
     strict.stop()
     lenient = reader(server, subscribe=topic, failOnDataLoss="false", includeGaps="true")

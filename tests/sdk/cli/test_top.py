@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from support.http import Api
 from support.server import TOPICS, ServerProcess
-from topics_cli.top.rates import SORTS, Reading, Stand, ordered, read, rows, server_line
+from topics_cli.top.rates import SORTS, Reading, TopicSample, ordered, read, rows, server_line
 from topics_cli.top.view import summary, table
 from topics_client.installation import install_line
 
@@ -206,7 +206,7 @@ def test_the_live_table_outlives_the_server(tmp_path: Path) -> None:
 
 
 def reading(at: float, **heads: int) -> Reading:
-    return Reading(at, int(at * 1000), {name: Stand(head, head, head) for name, head in heads.items()})
+    return Reading(at, int(at * 1000), {name: TopicSample(head, head, head) for name, head in heads.items()})
 
 
 def test_metrics_are_read_with_their_labels() -> None:
@@ -223,7 +223,7 @@ def test_metrics_are_read_with_their_labels() -> None:
         1.0,
         2,
     )
-    assert found.topics == {"a": Stand(7, 0, 0, 3, None, {('g "\\\n}', 1): 4, ('g "\\\n}', 0): 1})}
+    assert found.topics == {"a": TopicSample(7, 0, 0, 3, None, {('g "\\\n}', 1): 4, ('g "\\\n}', 0): 1})}
     assert found.totals == {"topics_topics": 2.0, "calls": 11.0}
     assert rows(found, found)[0]["groups"] == {'g "\\\n}': 5}
 
@@ -248,7 +248,7 @@ def test_orders() -> None:
 @given(st.integers(1, 200), st.dictionaries(st.text(st.sampled_from("ab.-é"), min_size=1), st.integers(0), max_size=5))
 def test_no_line_is_wider_than_the_terminal(width: int, heads: dict[str, int]) -> None:
     before = Reading(0, 0)
-    after = Reading(1, 1, {name: Stand(head, head, head) for name, head in heads.items()})
+    after = Reading(1, 1, {name: TopicSample(head, head, head) for name, head in heads.items()})
     lines = [*table(rows(before, after), width), *summary(server_line(before, after), width)]
     assert all(len(line) <= width for line in lines), lines
     assert len(table(rows(before, after), width)) == 1 + len(heads)
@@ -256,5 +256,5 @@ def test_no_line_is_wider_than_the_terminal(width: int, heads: dict[str, int]) -
 
 @pytest.mark.parametrize(("width", "columns"), [(None, 10), (120, 10), (80, 9), (45, 5), (30, 2), (10, 1)])
 def test_the_less_important_columns_go_first(width: int | None, columns: int) -> None:
-    found = rows(Reading(0, 0), Reading(1, 1, {"t" * 20: Stand(1000, 1000, 1000)}))
+    found = rows(Reading(0, 0), Reading(1, 1, {"t" * 20: TopicSample(1000, 1000, 1000)}))
     assert len(table(found, width)[0].split()) == columns

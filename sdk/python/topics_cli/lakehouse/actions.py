@@ -49,7 +49,7 @@ from topics_lakehouse.maintain import Maintained, Maintenance, maintain
 from topics_lakehouse.progress import witnessed
 from topics_lakehouse.query import HOT_RECORDS, Lakehouse, QueryError
 from topics_lakehouse.rewrite import Rewritten
-from topics_lakehouse.runner import RunnerGoneError
+from topics_lakehouse.runner import RunnerLostError
 from topics_lakehouse.schema import SchemaError
 from topics_lakehouse.status import TopicStatus, status
 
@@ -66,7 +66,7 @@ _FAILURES: Final = (
     NoSuchTableError,
     NotInstalledError,
     RESTError,
-    RunnerGoneError,
+    RunnerLostError,
     SQLAlchemyError,
     ValidationException,
     RuntimeError,  # no Java, or another reason why Spark can't start

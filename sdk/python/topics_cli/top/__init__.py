@@ -137,6 +137,6 @@ def _reading(client: "TopicsClient", arguments: argparse.Namespace) -> "Reading"
             if topic.topic not in reading.topics:
                 # The head of a listing is that of partition 0.
                 head = topic.head_seq if topic.partition_count == 1 else None
-                stand = rates.Stand(head, topic.count, topic.bytes)
+                stand = rates.TopicSample(head, topic.count, topic.bytes)
                 reading.topics[topic.topic] = stand
     return reading

@@ -17,7 +17,7 @@ Lags = dict[tuple[str, int], int]  # (group, partition) -> records behind
 
 
 @dataclass(slots=True)
-class Stand:
+class TopicSample:
     """The state of a topic at one moment. Seqs, records and bytes are sums over its partitions; None if unknown."""
 
     head_seq: int | None = None
@@ -34,7 +34,7 @@ class Reading:
 
     at: float
     ts_ms: int
-    topics: dict[str, Stand] = field(default_factory=dict)
+    topics: dict[str, TopicSample] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
     positions: dict[tuple[str, str, int], int] = field(default_factory=dict)  # (group, topic, partition) -> from_seq
 
@@ -62,9 +62,9 @@ def read(text: str, at: float, ts_ms: int) -> Reading:
 
 def _read_sample(reading: Reading, name: str, labels: Mapping[str, str], value: float) -> None:
     if name.startswith(_TOPIC) and labels:
-        _take(reading.topics.setdefault(labels["topic"], Stand()), name.removeprefix(_TOPIC), int(value))
+        _take(reading.topics.setdefault(labels["topic"], TopicSample()), name.removeprefix(_TOPIC), int(value))
     elif name == "topics_group_lag_records":
-        lags = reading.topics.setdefault(labels["topic"], Stand()).lags
+        lags = reading.topics.setdefault(labels["topic"], TopicSample()).lags
         lags[labels["group"], int(labels["partition"])] = int(value)
     else:
         key = "calls" if name in _CALLS else name
@@ -79,7 +79,7 @@ def _unescaped(found: re.Match[str]) -> str:
     return "\n" if found[1] == "n" else found[1]
 
 
-def _take(stand: Stand, name: str, value: int) -> None:
+def _take(stand: TopicSample, name: str, value: int) -> None:
     match name:
         case "head_seq":
             stand.head_seq = value
@@ -127,7 +127,7 @@ def rows(before: Reading, after: Reading, prefix: str = "") -> list[dict[str, An
     return found
 
 
-def _appended(before: Reading, topic: str, stand: Stand) -> int:
+def _appended(before: Reading, topic: str, stand: TopicSample) -> int:
     old = before.topics.get(topic)
     if old is None or old.head_seq is None or stand.head_seq is None:
         return 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 
-class Endable(Protocol):
+class Closable(Protocol):
     """The part of a producer that this module uses."""
 
     def when_settled(self, then: Callable[[], None]) -> int:
@@ -22,12 +22,12 @@ class Endable(Protocol):
 
 SECONDS = 10.0  # for the delivery of remaining records
 
-_open: Final[set[Endable]] = set()
+_open: Final[set[Closable]] = set()
 _lock = threading.Lock()
 _watching = False
 
 
-def register(producer: Endable) -> None:
+def register(producer: Closable) -> None:
     """Track a producer until it is closed."""
     global _watching
     with _lock:
@@ -39,7 +39,7 @@ def register(producer: Endable) -> None:
             threading.Thread(target=_watch, name="topics-producers-exit", daemon=False).start()
 
 
-def unregister(producer: Endable) -> None:
+def unregister(producer: Closable) -> None:
     """Stop tracking a producer, which has no records left."""
     with _lock:
         _open.discard(producer)

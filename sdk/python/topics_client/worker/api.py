@@ -23,7 +23,7 @@ from topics_client.worker.ack_sender import Backoff, Release, RetryLater
 from topics_client.worker.core import Core, Wish
 from topics_client.worker.executor import Executor, Handler, LoopExecutor, ThreadExecutor, decoding, is_async
 from topics_client.worker.options import DEFAULT_BACKOFF, OnError, Options, WorkerStatistics, default_node
-from topics_client.worker.signals import heeded, heeded_by_loop
+from topics_client.worker.signals import stop_on_loop_signals, stop_on_signals
 
 __all__ = ["AsyncWorker", "Backoff", "Release", "RetryLater", "Worker", "WorkerStatistics"]
 
@@ -147,7 +147,7 @@ class Worker(_Worker):
         key), and any exception of a handler that is not an Exception.
         """
         self._begin()
-        with heeded(self.stop, install=self._install_signals):
+        with stop_on_signals(self.stop, install=self._install_signals):
             self._core.conduct(self._executor(None))
 
 
@@ -179,7 +179,7 @@ class AsyncWorker(_Worker):
             errors.append(error)
             self._core.wish(Wish.ABANDON)
 
-        with heeded_by_loop(loop, self.stop, end, install=self._install_signals):
+        with stop_on_loop_signals(loop, self.stop, end, install=self._install_signals):
             Thread(target=conduct, name="topics-worker", daemon=True).start()
             try:
                 await ended.wait()

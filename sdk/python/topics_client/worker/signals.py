@@ -16,7 +16,7 @@ def _ending(signum: int) -> BaseException:
 
 
 @contextmanager
-def heeded(stop: Callable[[], None], *, install: bool) -> Iterator[None]:
+def stop_on_signals(stop: Callable[[], None], *, install: bool) -> Iterator[None]:
     """In the main thread, call `stop` on the first signal, and raise KeyboardInterrupt or SystemExit on the second. The
     previous handlers are restored afterwards. Does nothing in other threads, or unless `install`."""
     if not install or threading.current_thread() is not threading.main_thread():
@@ -75,7 +75,7 @@ _listeners: Final[dict[asyncio.AbstractEventLoop, _LoopSignals]] = {}
 
 
 @contextmanager
-def heeded_by_loop(
+def stop_on_loop_signals(
     loop: asyncio.AbstractEventLoop,
     stop: Callable[[], None],
     end: Callable[[BaseException], None],
