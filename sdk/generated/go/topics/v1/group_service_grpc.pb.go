@@ -49,13 +49,13 @@ type GroupServiceClient interface {
 	// Lists groups in byte order of their names, a page at a time, limited to the names the key may touch.
 	// Scope: read. Errors: invalid_request (cursor).
 	ListGroups(ctx context.Context, in *ListGroupsRequest, opts ...grpc.CallOption) (*ListGroupsResponse, error)
-	// Reads the state of a group: its members, its positions and how far they are behind. Scope: read.
+	// Reads the state of a group: its members, its positions and their lag. Scope: read.
 	// Errors: group_not_found.
 	GetGroup(ctx context.Context, in *GetGroupRequest, opts ...grpc.CallOption) (*GetGroupResponse, error)
 	// Removes a group and its positions. Idempotent: an absent group answers deleted = false. Scope: delete, on the
 	// group and all topics it has positions in. Errors: group_not_empty.
 	DeleteGroup(ctx context.Context, in *DeleteGroupRequest, opts ...grpc.CallOption) (*DeleteGroupResponse, error)
-	// Reads what lies behind the group's position in a partition, as Diff does behind a cursor; it waits, and answers
+	// Reads the records after the group's position in a partition, as Diff does after a cursor; it waits, and answers
 	// errors and gaps, as that does. Commits nothing: the same call gives the same records until somebody commits.
 	// Scope: read, on group and topic. Errors: invalid_request, topic_not_found, partition_not_found, throttled.
 	Consume(ctx context.Context, in *ConsumeRequest, opts ...grpc.CallOption) (*ConsumeResponse, error)
@@ -180,13 +180,13 @@ type GroupServiceServer interface {
 	// Lists groups in byte order of their names, a page at a time, limited to the names the key may touch.
 	// Scope: read. Errors: invalid_request (cursor).
 	ListGroups(context.Context, *ListGroupsRequest) (*ListGroupsResponse, error)
-	// Reads the state of a group: its members, its positions and how far they are behind. Scope: read.
+	// Reads the state of a group: its members, its positions and their lag. Scope: read.
 	// Errors: group_not_found.
 	GetGroup(context.Context, *GetGroupRequest) (*GetGroupResponse, error)
 	// Removes a group and its positions. Idempotent: an absent group answers deleted = false. Scope: delete, on the
 	// group and all topics it has positions in. Errors: group_not_empty.
 	DeleteGroup(context.Context, *DeleteGroupRequest) (*DeleteGroupResponse, error)
-	// Reads what lies behind the group's position in a partition, as Diff does behind a cursor; it waits, and answers
+	// Reads the records after the group's position in a partition, as Diff does after a cursor; it waits, and answers
 	// errors and gaps, as that does. Commits nothing: the same call gives the same records until somebody commits.
 	// Scope: read, on group and topic. Errors: invalid_request, topic_not_found, partition_not_found, throttled.
 	Consume(context.Context, *ConsumeRequest) (*ConsumeResponse, error)

@@ -32,7 +32,7 @@ const (
 	NackMode_NACK_MODE_UNSPECIFIED NackMode = 0
 	// The delivery counts, as a failed attempt.
 	NackMode_NACK_MODE_RETRY NackMode = 1
-	// The delivery does not count: the worker gives back what it did not try.
+	// The delivery does not count: the worker gives back jobs that it did not try.
 	NackMode_NACK_MODE_RELEASE NackMode = 2
 )
 
@@ -606,7 +606,7 @@ type NackResponse struct {
 	// Seqs of the jobs among `nacked` that have moved to the dead-letter topic. Not in JSON.
 	DeadLettered []uint64 `protobuf:"varint,7,rep,packed,name=dead_lettered,json=deadLettered,proto3" json:"dead_lettered,omitempty"`
 	// Seqs of the jobs among `nacked` that are no longer delivered, and that the dead-letter topic has not taken yet: the
-	// server goes on trying. Not in JSON.
+	// server keeps trying. Not in JSON.
 	Exhausted     []uint64 `protobuf:"varint,8,rep,packed,name=exhausted,proto3" json:"exhausted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -707,7 +707,7 @@ type ExtendRequest struct {
 	Node string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
 	// Jobs to keep; 1 to 1000, else invalid_request (none) or batch_too_large.
 	Seqs []uint64 `protobuf:"varint,3,rep,packed,name=seqs,proto3" json:"seqs,omitempty"`
-	// New length of the leases in milliseconds from now, not added to what is left, clamped to [100, 86400000].
+	// New length of the leases in milliseconds from now, not added to the rest, clamped to [100, 86400000].
 	// Required: absent is invalid_request.
 	LeaseMs *uint64 `protobuf:"varint,4,opt,name=lease_ms,json=leaseMs,proto3,oneof" json:"lease_ms,omitempty"`
 	// Fence by lease, as in AckRequest. Default: none.

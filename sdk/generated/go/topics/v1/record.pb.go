@@ -347,7 +347,7 @@ type Tombstone struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// First lost seq, inclusive; the cursor of the read + 1. For GAP_REASON_RECREATED: 1.
 	GapFrom uint64 `protobuf:"varint,1,opt,name=gap_from,json=gapFrom,proto3" json:"gap_from,omitempty"`
-	// Last lost seq, inclusive. Reading goes on behind it. For GAP_REASON_RECREATED on an empty topic: 0.
+	// Last lost seq, inclusive. Reading continues after it. For GAP_REASON_RECREATED on an empty topic: 0.
 	GapTo uint64 `protobuf:"varint,2,opt,name=gap_to,json=gapTo,proto3" json:"gap_to,omitempty"`
 	// Cause of the loss.
 	Reason GapReason `protobuf:"varint,3,opt,name=reason,proto3,enum=topics.v1.GapReason" json:"reason,omitempty"`
@@ -681,7 +681,7 @@ func (x *ColumnBatch) GetMeta() *Column {
 	return nil
 }
 
-// One part of every record of a batch, with the values one behind the other: the layout of an Arrow binary array.
+// One part of every record of a batch, with the values one after the other: the layout of an Arrow binary array.
 type PackedColumn struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The values in order, without anything between them.

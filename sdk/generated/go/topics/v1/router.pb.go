@@ -32,7 +32,7 @@ const (
 	// At least once, in the order of the source.
 	RouterGuarantee_ROUTER_GUARANTEE_AT_LEAST_ONCE RouterGuarantee = 1
 	// Once, in the order of the source: each copy carries its identity in `meta._topics_router`, and a copy whose
-	// identity is still retained in the destination is not made again.
+	// identity is still retained in the destination is not copied again.
 	RouterGuarantee_ROUTER_GUARANTEE_EXACTLY_ONCE RouterGuarantee = 2
 )
 

@@ -36,11 +36,11 @@ const (
 // destination that rejects holds the router back, and nothing is skipped. A router name matches
 // `^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$`; by custom it is `<source>-><dest>`.
 type RouterServiceClient interface {
-	// Creates a router or replaces its configuration. Idempotent. A new router starts at the head of its source, or
-	// with `backfill` before its earliest record. With a new destination the cursor goes on; with a new source it starts at that source's
-	// head, after all that the old one acknowledged is forwarded. HTTP answers 201 when the router was created,
-	// else 200. Scope: admin on router, source and dest. Errors: invalid_request, topic_not_found
-	// (create_dest = false), router_cycle, topic_exists_incompatible (fan-in), throttled (max_routers).
+	// Creates a router or replaces its configuration. Idempotent. A new router starts at the head of its source, or with
+	// `backfill` before its earliest record. With a new destination the cursor continues; with a new source it starts at
+	// that source's head, after all that the old one acknowledged is forwarded. HTTP answers 201 when the router was
+	// created, else 200. Scope: admin on router, source and dest. Errors: invalid_request, topic_not_found (create_dest =
+	// false), router_cycle, topic_exists_incompatible (fan-in), throttled (max_routers).
 	PutRouter(ctx context.Context, in *PutRouterRequest, opts ...grpc.CallOption) (*PutRouterResponse, error)
 	// Reads a router, after waiting for forwarding up to the source's head of this moment. Scope: read.
 	// Errors: router_not_found.
@@ -110,11 +110,11 @@ func (c *routerServiceClient) DeleteRouter(ctx context.Context, in *DeleteRouter
 // destination that rejects holds the router back, and nothing is skipped. A router name matches
 // `^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$`; by custom it is `<source>-><dest>`.
 type RouterServiceServer interface {
-	// Creates a router or replaces its configuration. Idempotent. A new router starts at the head of its source, or
-	// with `backfill` before its earliest record. With a new destination the cursor goes on; with a new source it starts at that source's
-	// head, after all that the old one acknowledged is forwarded. HTTP answers 201 when the router was created,
-	// else 200. Scope: admin on router, source and dest. Errors: invalid_request, topic_not_found
-	// (create_dest = false), router_cycle, topic_exists_incompatible (fan-in), throttled (max_routers).
+	// Creates a router or replaces its configuration. Idempotent. A new router starts at the head of its source, or with
+	// `backfill` before its earliest record. With a new destination the cursor continues; with a new source it starts at
+	// that source's head, after all that the old one acknowledged is forwarded. HTTP answers 201 when the router was
+	// created, else 200. Scope: admin on router, source and dest. Errors: invalid_request, topic_not_found (create_dest =
+	// false), router_cycle, topic_exists_incompatible (fan-in), throttled (max_routers).
 	PutRouter(context.Context, *PutRouterRequest) (*PutRouterResponse, error)
 	// Reads a router, after waiting for forwarding up to the source's head of this moment. Scope: read.
 	// Errors: router_not_found.

@@ -346,7 +346,7 @@ type RecordBatch struct {
 	Records []*Record `protobuf:"bytes,2,rep,name=records,proto3" json:"records,omitempty"`
 	// Cursor before the read, exclusive.
 	FromSeq uint64 `protobuf:"varint,3,opt,name=from_seq,json=fromSeq,proto3" json:"from_seq,omitempty"`
-	// Cursor after the read; may lie beyond the last record when records behind it were filtered out.
+	// Cursor after the read; may lie beyond the last record if later records were filtered out.
 	ToSeq uint64 `protobuf:"varint,4,opt,name=to_seq,json=toSeq,proto3" json:"to_seq,omitempty"`
 	// Highest seq of the topic; the reader is head_seq - to_seq behind.
 	HeadSeq uint64 `protobuf:"varint,5,opt,name=head_seq,json=headSeq,proto3" json:"head_seq,omitempty"`
@@ -603,8 +603,8 @@ func (x *Heartbeat) GetTsMs() int64 {
 }
 
 // One topic was deleted: the last frame of this life of the topic. One that the subscription names keeps its place in
-// the cursor; one that came through a prefix has none any more, and is followed anew when it is made again. The stream
-// ends once no topic and no prefix is left.
+// the cursor; one that came through a prefix has none any more, and is followed from its start if it is recreated. The
+// stream ends once no topic and no prefix is left.
 type TopicDeleted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the topic.
@@ -613,7 +613,7 @@ type TopicDeleted struct {
 	HeadSeq uint64 `protobuf:"varint,2,opt,name=head_seq,json=headSeq,proto3" json:"head_seq,omitempty"`
 	// Cause of its end; `deleted` today.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Partition that was followed. A topic that was made again without it counts as deleted, too.
+	// Partition that was followed. A recreated topic without it counts as deleted, too.
 	Partition     uint32 `protobuf:"varint,4,opt,name=partition,proto3" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -240,7 +240,7 @@ type TopicConfig struct {
 	// Queue only: deliveries after which a job moves to `dead_letter` unless it was acked. Default 0: no limit.
 	MaxDeliveries *uint64 `protobuf:"varint,15,opt,name=max_deliveries,json=maxDeliveries,proto3,oneof" json:"max_deliveries,omitempty"`
 	// Queue only: topic that takes the jobs beyond max_deliveries; must be a valid name other than this topic's.
-	// Created on first use if auto_create allows. Default (absent): none, jobs are redelivered for ever.
+	// Created on first use if auto_create allows. Default (absent): none, jobs are redelivered without limit.
 	DeadLetter *string `protobuf:"bytes,16,opt,name=dead_letter,json=deadLetter,proto3,oneof" json:"dead_letter,omitempty"`
 	// Queue only: whether leases and delivery counts survive a restart. Default false: after a restart every job
 	// without an ack is ready again.
@@ -511,7 +511,7 @@ type TopicState struct {
 	HeadSeq uint64 `protobuf:"varint,3,opt,name=head_seq,json=headSeq,proto3" json:"head_seq,omitempty"`
 	// Seq of the first live record; head_seq + 1 when there is none. Never computed by a client.
 	EarliestSeq uint64 `protobuf:"varint,4,opt,name=earliest_seq,json=earliestSeq,proto3" json:"earliest_seq,omitempty"`
-	// Seq of the next append. Reading from next_seq - 1 gives only what is new.
+	// Seq of the next append. Reading from next_seq - 1 gives only new records.
 	NextSeq uint64 `protobuf:"varint,5,opt,name=next_seq,json=nextSeq,proto3" json:"next_seq,omitempty"`
 	// Live records: neither deleted, nor acked, nor evicted, nor expired.
 	Count uint64 `protobuf:"varint,6,opt,name=count,proto3" json:"count,omitempty"`

@@ -1120,7 +1120,7 @@ type AppendAck_Appended struct {
 }
 
 type AppendAck_Error struct {
-	// Nothing of this batch was stored. Batches behind it do not depend on it.
+	// Nothing of this batch was stored. Later batches do not depend on it.
 	Error *AppendError `protobuf:"bytes,3,opt,name=error,proto3,oneof"`
 }
 
@@ -1210,7 +1210,7 @@ type BulkDiffRequest struct {
 	FromSeq uint64 `protobuf:"varint,2,opt,name=from_seq,json=fromSeq,proto3" json:"from_seq,omitempty"`
 	// Starts at the first live record of this time or later, in milliseconds since the Unix epoch. Default: none.
 	FromTsMs *int64 `protobuf:"varint,3,opt,name=from_ts_ms,json=fromTsMs,proto3,oneof" json:"from_ts_ms,omitempty"`
-	// Starts so many live records before the head. Default: none.
+	// Starts this many live records before the head. Default: none.
 	Last *uint32 `protobuf:"varint,4,opt,name=last,proto3,oneof" json:"last,omitempty"`
 	// Last seq to read, inclusive. Without `follow` at most, and by default, the head when the call starts; with it
 	// the default is no end.
@@ -1381,12 +1381,12 @@ func (x *BulkDiffRequest) GetIncludeData() bool {
 // One frame of BulkDiff.
 type BulkDiffResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Records in ascending order of seq; behind the gap if there is a tombstone. Absent when there are none, and with
+	// Records in ascending order of seq; after the gap if there is a tombstone. Absent when there are none, and with
 	// BULK_FORMAT_ARROW.
 	Records *RecordColumns `protobuf:"bytes,1,opt,name=records,proto3" json:"records,omitempty"`
 	// The range lost in front of `records`, cut at end_seq; absent when nothing was lost.
 	Tombstone *Tombstone `protobuf:"bytes,2,opt,name=tombstone,proto3,oneof" json:"tombstone,omitempty"`
-	// Cursor behind this frame: what to give as from_seq to go on from here.
+	// Cursor after this frame: the from_seq to continue from here.
 	NextFromSeq uint64 `protobuf:"varint,3,opt,name=next_from_seq,json=nextFromSeq,proto3" json:"next_from_seq,omitempty"`
 	// Highest seq of the topic now.
 	HeadSeq uint64 `protobuf:"varint,4,opt,name=head_seq,json=headSeq,proto3" json:"head_seq,omitempty"`
@@ -1664,7 +1664,7 @@ type DiffRequest struct {
 	// Instead of from_seq: start at the first live record of this time or later, in milliseconds since the Unix epoch.
 	// Together with from_seq or `last` invalid_request, as is a negative one. Default: none. JSON name `from_ts`.
 	FromTsMs *int64 `protobuf:"varint,10,opt,name=from_ts_ms,json=fromTsMs,proto3,oneof" json:"from_ts_ms,omitempty"`
-	// Instead of from_seq: start so many live records before the head; 0 reads only what comes from now on. Without
+	// Instead of from_seq: start this many live records before the head; 0 reads only new records. Without
 	// `limit` it also is the limit. Together with from_seq or from_ts_ms invalid_request. Default: none.
 	Last *uint32 `protobuf:"varint,11,opt,name=last,proto3,oneof" json:"last,omitempty"`
 	// Only records whose tag matches; the cursor moves past the others, silently. The tag index is walked, so the cost
@@ -1795,7 +1795,7 @@ type DiffResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the topic.
 	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	// Live records behind the cursor in ascending order of seq; behind the gap if there is a tombstone.
+	// Live records after the cursor in ascending order of seq; after the gap if there is a tombstone.
 	Records []*Record `protobuf:"bytes,2,rep,name=records,proto3" json:"records,omitempty"`
 	// Cursor for the next call: the last seq examined. May move although `records` is empty.
 	NextFromSeq uint64 `protobuf:"varint,3,opt,name=next_from_seq,json=nextFromSeq,proto3" json:"next_from_seq,omitempty"`

@@ -71,7 +71,7 @@ type TopicsServiceClient interface {
 	Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (*DiffResponse, error)
 	// Appends many batches, to one topic or several, without waiting for each: batches take effect in the order they
 	// come, all that wait for durability share the syncs, and each gets its own ack, in the same order. Every batch
-	// stands alone: one that is refused says so in its ack, and those behind it are applied all the same. The server
+	// is independent: a refused one says so in its ack, and later ones are still applied. The server
 	// takes up to 64 batches or 16 MiB ahead of their acks and then lets flow control hold the client. After a
 	// half-close come the remaining acks, then OK. A message that does not parse ends the stream with
 	// invalid_request, a stop of the server with shutting_down, both after the acks of the batches accepted before;
@@ -79,10 +79,10 @@ type TopicsServiceClient interface {
 	// each batch. Errors of a batch: as for Append.
 	AppendStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AppendStreamRequest, AppendStreamResponse], error)
 	// Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
-	// same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not
-	// wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
-	// topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
-	// partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are listed by
+	// same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not wait for
+	// the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request, topic_not_found
+	// (also if the topic is deleted during the call, or has another topic_id than requested), partition_not_found,
+	// shutting_down. gRPC only. Extra processes that serve only this call are listed by
 	// AdminService.ListBulkReaders.
 	BulkDiff(ctx context.Context, in *BulkDiffRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BulkDiffResponse], error)
 	// Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found,
@@ -252,7 +252,7 @@ type TopicsServiceServer interface {
 	Diff(context.Context, *DiffRequest) (*DiffResponse, error)
 	// Appends many batches, to one topic or several, without waiting for each: batches take effect in the order they
 	// come, all that wait for durability share the syncs, and each gets its own ack, in the same order. Every batch
-	// stands alone: one that is refused says so in its ack, and those behind it are applied all the same. The server
+	// is independent: a refused one says so in its ack, and later ones are still applied. The server
 	// takes up to 64 batches or 16 MiB ahead of their acks and then lets flow control hold the client. After a
 	// half-close come the remaining acks, then OK. A message that does not parse ends the stream with
 	// invalid_request, a stop of the server with shutting_down, both after the acks of the batches accepted before;
@@ -260,10 +260,10 @@ type TopicsServiceServer interface {
 	// each batch. Errors of a batch: as for Append.
 	AppendStream(grpc.BidiStreamingServer[AppendStreamRequest, AppendStreamResponse]) error
 	// Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
-	// same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not
-	// wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
-	// topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
-	// partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are listed by
+	// same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not wait for
+	// the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request, topic_not_found
+	// (also if the topic is deleted during the call, or has another topic_id than requested), partition_not_found,
+	// shutting_down. gRPC only. Extra processes that serve only this call are listed by
 	// AdminService.ListBulkReaders.
 	BulkDiff(*BulkDiffRequest, grpc.ServerStreamingServer[BulkDiffResponse]) error
 	// Finds the first live record at or after a time. Changes nothing. Scope: read. Errors: topic_not_found,

@@ -146,11 +146,11 @@ type WatchSubscription struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Topics by name; 1 to 256, else invalid_request. `<topic>@<N>` is partition N of a topic, the same as its name with
 	// `partition` N; with such keys one stream follows several partitions of a topic, each of which counts as a topic
-	// here, has its own place in the cursor, and is named so in `subscribed` and in errors. A key that ends in `*` stands for every topic whose name starts
-	// with what is before the star, also those created while the stream is open: these are followed from their first
+	// here, has its own place in the cursor, and is named so in `subscribed` and in errors. A key that ends in `*` is a
+	// prefix: every topic with it, also those created while the stream is open: these are followed from their first
 	// record, without a word before it, and have their place in the cursor. More than 256 topics in all when the stream
 	// opens: invalid_request; a later one beyond them is not followed, and a StreamError that is not terminal says so,
-	// with reason throttled. A prefix stands for partition 0 of its topics. It must lie within the prefixes of the key,
+	// with reason throttled. A prefix means partition 0 of its topics. It must lie within the prefixes of the key,
 	// else forbidden.
 	Topics map[string]*WatchTopic `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Positions to resume from, topic to last seq dealt with; each replaces from_seq and tail of its topic. Topics

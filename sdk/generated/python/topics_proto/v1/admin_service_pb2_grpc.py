@@ -95,7 +95,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListBulkReaders(self, request, context):
-        """Names the processes beside this one that serve TopicsService.BulkDiff, so that a long read does not take the time
+        """Lists the extra processes that serve TopicsService.BulkDiff, so that a long read does not take the time
         of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -105,7 +105,7 @@ class AdminServiceServicer:
     def CreateCheckpoint(self, request, context):
         """Makes a directory on the server's disk that holds the data of all topics at one moment, to be copied to a backup:
         everything acknowledged before the call, but for the records of ephemeral topics. It takes next to no room, since
-        it shares the files of the database, and keeps those that the server drops meanwhile. The server goes on with its
+        it shares the files of the database, and keeps those that the server drops later. The server continues its
         work. Scope: admin, of a key without prefixes. gRPC only.
         Errors: not_ready, shutting_down; throttled when there are too many checkpoints; invalid_request; internal.
         """

@@ -108,7 +108,7 @@ class GroupServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetGroup(self, request, context):
-        """Reads the state of a group: its members, its positions and how far they are behind. Scope: read.
+        """Reads the state of a group: its members, its positions and their lag. Scope: read.
         Errors: group_not_found.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -124,7 +124,7 @@ class GroupServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Consume(self, request, context):
-        """Reads what lies behind the group's position in a partition, as Diff does behind a cursor; it waits, and answers
+        """Reads the records after the group's position in a partition, as Diff does after a cursor; it waits, and answers
         errors and gaps, as that does. Commits nothing: the same call gives the same records until somebody commits.
         Scope: read, on group and topic. Errors: invalid_request, topic_not_found, partition_not_found, throttled.
         """

@@ -48,7 +48,7 @@ class GroupServiceStub:
     Scope: read. Errors: invalid_request (cursor).
     """
     GetGroup: _grpc.UnaryUnaryMultiCallable[_group_service_pb2.GetGroupRequest, _group_service_pb2.GetGroupResponse]
-    """Reads the state of a group: its members, its positions and how far they are behind. Scope: read.
+    """Reads the state of a group: its members, its positions and their lag. Scope: read.
     Errors: group_not_found.
     """
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_group_service_pb2.DeleteGroupRequest, _group_service_pb2.DeleteGroupResponse]
@@ -56,7 +56,7 @@ class GroupServiceStub:
     group and all topics it has positions in. Errors: group_not_empty.
     """
     Consume: _grpc.UnaryUnaryMultiCallable[_group_service_pb2.ConsumeRequest, _group_service_pb2.ConsumeResponse]
-    """Reads what lies behind the group's position in a partition, as Diff does behind a cursor; it waits, and answers
+    """Reads the records after the group's position in a partition, as Diff does after a cursor; it waits, and answers
     errors and gaps, as that does. Commits nothing: the same call gives the same records until somebody commits.
     Scope: read, on group and topic. Errors: invalid_request, topic_not_found, partition_not_found, throttled.
     """
@@ -97,7 +97,7 @@ class GroupServiceAsyncStub(GroupServiceStub):
     Scope: read. Errors: invalid_request (cursor).
     """
     GetGroup: _aio.UnaryUnaryMultiCallable[_group_service_pb2.GetGroupRequest, _group_service_pb2.GetGroupResponse]  # type: ignore[assignment]
-    """Reads the state of a group: its members, its positions and how far they are behind. Scope: read.
+    """Reads the state of a group: its members, its positions and their lag. Scope: read.
     Errors: group_not_found.
     """
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_group_service_pb2.DeleteGroupRequest, _group_service_pb2.DeleteGroupResponse]  # type: ignore[assignment]
@@ -105,7 +105,7 @@ class GroupServiceAsyncStub(GroupServiceStub):
     group and all topics it has positions in. Errors: group_not_empty.
     """
     Consume: _aio.UnaryUnaryMultiCallable[_group_service_pb2.ConsumeRequest, _group_service_pb2.ConsumeResponse]  # type: ignore[assignment]
-    """Reads what lies behind the group's position in a partition, as Diff does behind a cursor; it waits, and answers
+    """Reads the records after the group's position in a partition, as Diff does after a cursor; it waits, and answers
     errors and gaps, as that does. Commits nothing: the same call gives the same records until somebody commits.
     Scope: read, on group and topic. Errors: invalid_request, topic_not_found, partition_not_found, throttled.
     """
@@ -155,7 +155,7 @@ class GroupServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _group_service_pb2.GetGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_group_service_pb2.GetGroupResponse, _abc.Awaitable[_group_service_pb2.GetGroupResponse]]:
-        """Reads the state of a group: its members, its positions and how far they are behind. Scope: read.
+        """Reads the state of a group: its members, its positions and their lag. Scope: read.
         Errors: group_not_found.
         """
 
@@ -175,7 +175,7 @@ class GroupServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _group_service_pb2.ConsumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_group_service_pb2.ConsumeResponse, _abc.Awaitable[_group_service_pb2.ConsumeResponse]]:
-        """Reads what lies behind the group's position in a partition, as Diff does behind a cursor; it waits, and answers
+        """Reads the records after the group's position in a partition, as Diff does after a cursor; it waits, and answers
         errors and gaps, as that does. Commits nothing: the same call gives the same records until somebody commits.
         Scope: read, on group and topic. Errors: invalid_request, topic_not_found, partition_not_found, throttled.
         """

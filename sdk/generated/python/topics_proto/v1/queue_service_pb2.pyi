@@ -34,7 +34,7 @@ class _NackModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NackMode.Val
     NACK_MODE_RETRY: _NackMode.ValueType  # 1
     """The delivery counts, as a failed attempt."""
     NACK_MODE_RELEASE: _NackMode.ValueType  # 2
-    """The delivery does not count: the worker gives back what it did not try."""
+    """The delivery does not count: the worker gives back jobs that it did not try."""
 
 class NackMode(_NackMode, metaclass=_NackModeEnumTypeWrapper):
     """Effect of a Nack on the delivery that it ends."""
@@ -44,7 +44,7 @@ NACK_MODE_UNSPECIFIED: NackMode.ValueType  # 0
 NACK_MODE_RETRY: NackMode.ValueType  # 1
 """The delivery counts, as a failed attempt."""
 NACK_MODE_RELEASE: NackMode.ValueType  # 2
-"""The delivery does not count: the worker gives back what it did not try."""
+"""The delivery does not count: the worker gives back jobs that it did not try."""
 Global___NackMode: _TypeAlias = NackMode  # noqa: Y015
 
 @_typing.final
@@ -357,7 +357,7 @@ class NackResponse(_message.Message):
     @_builtins.property
     def exhausted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Seqs of the jobs among `nacked` that are no longer delivered, and that the dead-letter topic has not taken yet: the
-        server goes on trying. Not in JSON.
+        server keeps trying. Not in JSON.
         """
 
     def __init__(
@@ -396,7 +396,7 @@ class ExtendRequest(_message.Message):
     node: _builtins.str
     """Worker that holds the leases; required, 1 to 128 bytes."""
     lease_ms: _builtins.int
-    """New length of the leases in milliseconds from now, not added to what is left, clamped to [100, 86400000].
+    """New length of the leases in milliseconds from now, not added to the rest, clamped to [100, 86400000].
     Required: absent is invalid_request.
     """
     @_builtins.property

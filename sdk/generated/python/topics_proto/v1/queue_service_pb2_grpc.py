@@ -97,7 +97,7 @@ class QueueServiceServicer:
         """Leases up to `max` jobs to a worker, of 2 MiB of data and meta and the job that exceeds it. Fewer otherwise, or
         none, means that the queue has no more for now; it is not an error. A queue with claim_jitter_ms waits that
         long and shares the jobs evenly among the claims that
-        came in meanwhile. With `ack` it first finishes jobs that the worker is done with, as Ack would: one call a round
+        came in meanwhile. With `ack` it first finishes jobs of the worker, as Ack would: one call a round
         instead of two. Not safe to retry blindly: jobs of a lost reply return when their lease ends.
         Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue, throttled; with `ack` also
         batch_too_large. Should the claim fail after the ack (shutting_down while it waits), the acked jobs stay finished.

@@ -227,7 +227,7 @@ class Tombstone(_message.Message):
     gap_from: _builtins.int
     """First lost seq, inclusive; the cursor of the read + 1. For GAP_REASON_RECREATED: 1."""
     gap_to: _builtins.int
-    """Last lost seq, inclusive. Reading goes on behind it. For GAP_REASON_RECREATED on an empty topic: 0."""
+    """Last lost seq, inclusive. Reading continues after it. For GAP_REASON_RECREATED on an empty topic: 0."""
     reason: Global___GapReason.ValueType
     """Cause of the loss."""
     missed_estimate: _builtins.int
@@ -382,7 +382,7 @@ Global___ColumnBatch: _TypeAlias = ColumnBatch  # noqa: Y015
 
 @_typing.final
 class PackedColumn(_message.Message):
-    """One part of every record of a batch, with the values one behind the other: the layout of an Arrow binary array."""
+    """One part of every record of a batch, with the values one after the other: the layout of an Arrow binary array."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

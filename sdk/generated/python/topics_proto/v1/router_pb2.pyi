@@ -30,7 +30,7 @@ class _RouterGuaranteeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Route
     """At least once, in the order of the source."""
     ROUTER_GUARANTEE_EXACTLY_ONCE: _RouterGuarantee.ValueType  # 2
     """Once, in the order of the source: each copy carries its identity in `meta._topics_router`, and a copy whose
-    identity is still retained in the destination is not made again.
+    identity is still retained in the destination is not copied again.
     """
 
 class RouterGuarantee(_RouterGuarantee, metaclass=_RouterGuaranteeEnumTypeWrapper):
@@ -42,7 +42,7 @@ ROUTER_GUARANTEE_AT_LEAST_ONCE: RouterGuarantee.ValueType  # 1
 """At least once, in the order of the source."""
 ROUTER_GUARANTEE_EXACTLY_ONCE: RouterGuarantee.ValueType  # 2
 """Once, in the order of the source: each copy carries its identity in `meta._topics_router`, and a copy whose
-identity is still retained in the destination is not made again.
+identity is still retained in the destination is not copied again.
 """
 Global___RouterGuarantee: _TypeAlias = RouterGuarantee  # noqa: Y015
 

@@ -68,11 +68,11 @@ class RouterServiceServicer:
     """
 
     def PutRouter(self, request, context):
-        """Creates a router or replaces its configuration. Idempotent. A new router starts at the head of its source, or
-        with `backfill` before its earliest record. With a new destination the cursor goes on; with a new source it starts at that source's
-        head, after all that the old one acknowledged is forwarded. HTTP answers 201 when the router was created,
-        else 200. Scope: admin on router, source and dest. Errors: invalid_request, topic_not_found
-        (create_dest = false), router_cycle, topic_exists_incompatible (fan-in), throttled (max_routers).
+        """Creates a router or replaces its configuration. Idempotent. A new router starts at the head of its source, or with
+        `backfill` before its earliest record. With a new destination the cursor continues; with a new source it starts at
+        that source's head, after all that the old one acknowledged is forwarded. HTTP answers 201 when the router was
+        created, else 200. Scope: admin on router, source and dest. Errors: invalid_request, topic_not_found (create_dest =
+        false), router_cycle, topic_exists_incompatible (fan-in), throttled (max_routers).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,11 +38,11 @@ class RouterServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RouterServiceAsyncStub: ...
     PutRouter: _grpc.UnaryUnaryMultiCallable[_router_service_pb2.PutRouterRequest, _router_service_pb2.PutRouterResponse]
-    """Creates a router or replaces its configuration. Idempotent. A new router starts at the head of its source, or
-    with `backfill` before its earliest record. With a new destination the cursor goes on; with a new source it starts at that source's
-    head, after all that the old one acknowledged is forwarded. HTTP answers 201 when the router was created,
-    else 200. Scope: admin on router, source and dest. Errors: invalid_request, topic_not_found
-    (create_dest = false), router_cycle, topic_exists_incompatible (fan-in), throttled (max_routers).
+    """Creates a router or replaces its configuration. Idempotent. A new router starts at the head of its source, or with
+    `backfill` before its earliest record. With a new destination the cursor continues; with a new source it starts at
+    that source's head, after all that the old one acknowledged is forwarded. HTTP answers 201 when the router was
+    created, else 200. Scope: admin on router, source and dest. Errors: invalid_request, topic_not_found (create_dest =
+    false), router_cycle, topic_exists_incompatible (fan-in), throttled (max_routers).
     """
     GetRouter: _grpc.UnaryUnaryMultiCallable[_router_service_pb2.GetRouterRequest, _router_service_pb2.GetRouterResponse]
     """Reads a router, after waiting for forwarding up to the source's head of this moment. Scope: read.
@@ -67,11 +67,11 @@ class RouterServiceAsyncStub(RouterServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     PutRouter: _aio.UnaryUnaryMultiCallable[_router_service_pb2.PutRouterRequest, _router_service_pb2.PutRouterResponse]  # type: ignore[assignment]
-    """Creates a router or replaces its configuration. Idempotent. A new router starts at the head of its source, or
-    with `backfill` before its earliest record. With a new destination the cursor goes on; with a new source it starts at that source's
-    head, after all that the old one acknowledged is forwarded. HTTP answers 201 when the router was created,
-    else 200. Scope: admin on router, source and dest. Errors: invalid_request, topic_not_found
-    (create_dest = false), router_cycle, topic_exists_incompatible (fan-in), throttled (max_routers).
+    """Creates a router or replaces its configuration. Idempotent. A new router starts at the head of its source, or with
+    `backfill` before its earliest record. With a new destination the cursor continues; with a new source it starts at
+    that source's head, after all that the old one acknowledged is forwarded. HTTP answers 201 when the router was
+    created, else 200. Scope: admin on router, source and dest. Errors: invalid_request, topic_not_found (create_dest =
+    false), router_cycle, topic_exists_incompatible (fan-in), throttled (max_routers).
     """
     GetRouter: _aio.UnaryUnaryMultiCallable[_router_service_pb2.GetRouterRequest, _router_service_pb2.GetRouterResponse]  # type: ignore[assignment]
     """Reads a router, after waiting for forwarding up to the source's head of this moment. Scope: read.
@@ -99,11 +99,11 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_service_pb2.PutRouterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_service_pb2.PutRouterResponse, _abc.Awaitable[_router_service_pb2.PutRouterResponse]]:
-        """Creates a router or replaces its configuration. Idempotent. A new router starts at the head of its source, or
-        with `backfill` before its earliest record. With a new destination the cursor goes on; with a new source it starts at that source's
-        head, after all that the old one acknowledged is forwarded. HTTP answers 201 when the router was created,
-        else 200. Scope: admin on router, source and dest. Errors: invalid_request, topic_not_found
-        (create_dest = false), router_cycle, topic_exists_incompatible (fan-in), throttled (max_routers).
+        """Creates a router or replaces its configuration. Idempotent. A new router starts at the head of its source, or with
+        `backfill` before its earliest record. With a new destination the cursor continues; with a new source it starts at
+        that source's head, after all that the old one acknowledged is forwarded. HTTP answers 201 when the router was
+        created, else 200. Scope: admin on router, source and dest. Errors: invalid_request, topic_not_found (create_dest =
+        false), router_cycle, topic_exists_incompatible (fan-in), throttled (max_routers).
         """
 
     @_abc_1.abstractmethod

@@ -216,7 +216,7 @@ class RecordBatch(_message.Message):
     from_seq: _builtins.int
     """Cursor before the read, exclusive."""
     to_seq: _builtins.int
-    """Cursor after the read; may lie beyond the last record when records behind it were filtered out."""
+    """Cursor after the read; may lie beyond the last record if later records were filtered out."""
     head_seq: _builtins.int
     """Highest seq of the topic; the reader is head_seq - to_seq behind."""
     partition: _builtins.int
@@ -330,8 +330,8 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 @_typing.final
 class TopicDeleted(_message.Message):
     """One topic was deleted: the last frame of this life of the topic. One that the subscription names keeps its place in
-    the cursor; one that came through a prefix has none any more, and is followed anew when it is made again. The stream
-    ends once no topic and no prefix is left.
+    the cursor; one that came through a prefix has none any more, and is followed from its start if it is recreated. The
+    stream ends once no topic and no prefix is left.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -347,7 +347,7 @@ class TopicDeleted(_message.Message):
     reason: _builtins.str
     """Cause of its end; `deleted` today."""
     partition: _builtins.int
-    """Partition that was followed. A topic that was made again without it counts as deleted, too."""
+    """Partition that was followed. A recreated topic without it counts as deleted, too."""
     def __init__(
         self,
         *,

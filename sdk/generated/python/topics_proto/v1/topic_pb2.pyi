@@ -185,7 +185,7 @@ class TopicConfig(_message.Message):
     """Queue only: deliveries after which a job moves to `dead_letter` unless it was acked. Default 0: no limit."""
     dead_letter: _builtins.str
     """Queue only: topic that takes the jobs beyond max_deliveries; must be a valid name other than this topic's.
-    Created on first use if auto_create allows. Default (absent): none, jobs are redelivered for ever.
+    Created on first use if auto_create allows. Default (absent): none, jobs are redelivered without limit.
     """
     leases_durable: _builtins.bool
     """Queue only: whether leases and delivery counts survive a restart. Default false: after a restart every job
@@ -371,7 +371,7 @@ class TopicState(_message.Message):
     earliest_seq: _builtins.int
     """Seq of the first live record; head_seq + 1 when there is none. Never computed by a client."""
     next_seq: _builtins.int
-    """Seq of the next append. Reading from next_seq - 1 gives only what is new."""
+    """Seq of the next append. Reading from next_seq - 1 gives only new records."""
     count: _builtins.int
     """Live records: neither deleted, nor acked, nor evicted, nor expired."""
     bytes: _builtins.int

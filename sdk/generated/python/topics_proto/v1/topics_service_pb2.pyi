@@ -585,7 +585,7 @@ class AppendAck(_message.Message):
 
     @_builtins.property
     def error(self) -> Global___AppendError:
-        """Nothing of this batch was stored. Batches behind it do not depend on it."""
+        """Nothing of this batch was stored. Later batches do not depend on it."""
 
     def __init__(
         self,
@@ -690,7 +690,7 @@ class BulkDiffRequest(_message.Message):
     from_ts_ms: _builtins.int
     """Starts at the first live record of this time or later, in milliseconds since the Unix epoch. Default: none."""
     last: _builtins.int
-    """Starts so many live records before the head. Default: none."""
+    """Starts this many live records before the head. Default: none."""
     end_seq: _builtins.int
     """Last seq to read, inclusive. Without `follow` at most, and by default, the head when the call starts; with it
     the default is no end.
@@ -787,7 +787,7 @@ class BulkDiffResponse(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     ARROW_FIELD_NUMBER: _builtins.int
     next_from_seq: _builtins.int
-    """Cursor behind this frame: what to give as from_seq to go on from here."""
+    """Cursor after this frame: the from_seq to continue from here."""
     head_seq: _builtins.int
     """Highest seq of the topic now."""
     earliest_seq: _builtins.int
@@ -802,7 +802,7 @@ class BulkDiffResponse(_message.Message):
     """
     @_builtins.property
     def records(self) -> _record_pb2.RecordColumns:
-        """Records in ascending order of seq; behind the gap if there is a tombstone. Absent when there are none, and with
+        """Records in ascending order of seq; after the gap if there is a tombstone. Absent when there are none, and with
         BULK_FORMAT_ARROW.
         """
 
@@ -949,7 +949,7 @@ class DiffRequest(_message.Message):
     Together with from_seq or `last` invalid_request, as is a negative one. Default: none. JSON name `from_ts`.
     """
     last: _builtins.int
-    """Instead of from_seq: start so many live records before the head; 0 reads only what comes from now on. Without
+    """Instead of from_seq: start this many live records before the head; 0 reads only new records. Without
     `limit` it also is the limit. Together with from_seq or from_ts_ms invalid_request. Default: none.
     """
     @_builtins.property
@@ -1034,7 +1034,7 @@ class DiffResponse(_message.Message):
     """Partition that was read."""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
-        """Live records behind the cursor in ascending order of seq; behind the gap if there is a tombstone."""
+        """Live records after the cursor in ascending order of seq; after the gap if there is a tombstone."""
 
     @_builtins.property
     def tombstone(self) -> _record_pb2.Tombstone:

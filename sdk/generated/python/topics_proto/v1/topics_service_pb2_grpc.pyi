@@ -73,7 +73,7 @@ class TopicsServiceStub:
     AppendStream: _grpc.StreamStreamMultiCallable[_topics_service_pb2.AppendStreamRequest, _topics_service_pb2.AppendStreamResponse]
     """Appends many batches, to one topic or several, without waiting for each: batches take effect in the order they
     come, all that wait for durability share the syncs, and each gets its own ack, in the same order. Every batch
-    stands alone: one that is refused says so in its ack, and those behind it are applied all the same. The server
+    is independent: a refused one says so in its ack, and later ones are still applied. The server
     takes up to 64 batches or 16 MiB ahead of their acks and then lets flow control hold the client. After a
     half-close come the remaining acks, then OK. A message that does not parse ends the stream with
     invalid_request, a stop of the server with shutting_down, both after the acks of the batches accepted before;
@@ -82,10 +82,10 @@ class TopicsServiceStub:
     """
     BulkDiff: _grpc.UnaryStreamMultiCallable[_topics_service_pb2.BulkDiffRequest, _topics_service_pb2.BulkDiffResponse]
     """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
-    same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not
-    wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
-    topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
-    partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are listed by
+    same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not wait for
+    the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request, topic_not_found
+    (also if the topic is deleted during the call, or has another topic_id than requested), partition_not_found,
+    shutting_down. gRPC only. Extra processes that serve only this call are listed by
     AdminService.ListBulkReaders.
     """
     LocateTime: _grpc.UnaryUnaryMultiCallable[_topics_service_pb2.LocateTimeRequest, _topics_service_pb2.LocateTimeResponse]
@@ -143,7 +143,7 @@ class TopicsServiceAsyncStub(TopicsServiceStub):
     AppendStream: _aio.StreamStreamMultiCallable[_topics_service_pb2.AppendStreamRequest, _topics_service_pb2.AppendStreamResponse]  # type: ignore[assignment]
     """Appends many batches, to one topic or several, without waiting for each: batches take effect in the order they
     come, all that wait for durability share the syncs, and each gets its own ack, in the same order. Every batch
-    stands alone: one that is refused says so in its ack, and those behind it are applied all the same. The server
+    is independent: a refused one says so in its ack, and later ones are still applied. The server
     takes up to 64 batches or 16 MiB ahead of their acks and then lets flow control hold the client. After a
     half-close come the remaining acks, then OK. A message that does not parse ends the stream with
     invalid_request, a stop of the server with shutting_down, both after the acks of the batches accepted before;
@@ -152,10 +152,10 @@ class TopicsServiceAsyncStub(TopicsServiceStub):
     """
     BulkDiff: _aio.UnaryStreamMultiCallable[_topics_service_pb2.BulkDiffRequest, _topics_service_pb2.BulkDiffResponse]  # type: ignore[assignment]
     """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
-    same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not
-    wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
-    topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
-    partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are listed by
+    same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not wait for
+    the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request, topic_not_found
+    (also if the topic is deleted during the call, or has another topic_id than requested), partition_not_found,
+    shutting_down. gRPC only. Extra processes that serve only this call are listed by
     AdminService.ListBulkReaders.
     """
     LocateTime: _aio.UnaryUnaryMultiCallable[_topics_service_pb2.LocateTimeRequest, _topics_service_pb2.LocateTimeResponse]  # type: ignore[assignment]
@@ -252,7 +252,7 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_topics_service_pb2.AppendStreamResponse], _abc.AsyncIterator[_topics_service_pb2.AppendStreamResponse]]:
         """Appends many batches, to one topic or several, without waiting for each: batches take effect in the order they
         come, all that wait for durability share the syncs, and each gets its own ack, in the same order. Every batch
-        stands alone: one that is refused says so in its ack, and those behind it are applied all the same. The server
+        is independent: a refused one says so in its ack, and later ones are still applied. The server
         takes up to 64 batches or 16 MiB ahead of their acks and then lets flow control hold the client. After a
         half-close come the remaining acks, then OK. A message that does not parse ends the stream with
         invalid_request, a stop of the server with shutting_down, both after the acks of the batches accepted before;
@@ -267,10 +267,10 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_topics_service_pb2.BulkDiffResponse], _abc.AsyncIterator[_topics_service_pb2.BulkDiffResponse]]:
         """Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
-        same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not
-        wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
-        topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
-        partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are listed by
+        same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not wait for
+        the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request, topic_not_found
+        (also if the topic is deleted during the call, or has another topic_id than requested), partition_not_found,
+        shutting_down. gRPC only. Extra processes that serve only this call are listed by
         AdminService.ListBulkReaders.
         """
 

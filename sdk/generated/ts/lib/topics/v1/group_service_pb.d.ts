@@ -650,7 +650,7 @@ export declare const GroupService: GenService<{
     output: typeof ListGroupsResponseSchema;
   },
   /**
-   * Reads the state of a group: its members, its positions and how far they are behind. Scope: read.
+   * Reads the state of a group: its members, its positions and their lag. Scope: read.
    * Errors: group_not_found.
    *
    * @generated from rpc topics.v1.GroupService.GetGroup
@@ -672,7 +672,7 @@ export declare const GroupService: GenService<{
     output: typeof DeleteGroupResponseSchema;
   },
   /**
-   * Reads what lies behind the group's position in a partition, as Diff does behind a cursor; it waits, and answers
+   * Reads the records after the group's position in a partition, as Diff does after a cursor; it waits, and answers
    * errors and gaps, as that does. Commits nothing: the same call gives the same records until somebody commits.
    * Scope: read, on group and topic. Errors: invalid_request, topic_not_found, partition_not_found, throttled.
    *

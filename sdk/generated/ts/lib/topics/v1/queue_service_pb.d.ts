@@ -376,7 +376,7 @@ export declare type NackResponse = Message<"topics.v1.NackResponse"> & {
 
   /**
    * Seqs of the jobs among `nacked` that are no longer delivered, and that the dead-letter topic has not taken yet: the
-   * server goes on trying. Not in JSON.
+   * server keeps trying. Not in JSON.
    *
    * @generated from field: repeated uint64 exhausted = 8;
    */
@@ -417,7 +417,7 @@ export declare type ExtendRequest = Message<"topics.v1.ExtendRequest"> & {
   seqs: bigint[];
 
   /**
-   * New length of the leases in milliseconds from now, not added to what is left, clamped to [100, 86400000].
+   * New length of the leases in milliseconds from now, not added to the rest, clamped to [100, 86400000].
    * Required: absent is invalid_request.
    *
    * @generated from field: optional uint64 lease_ms = 4;
@@ -794,7 +794,7 @@ export enum NackMode {
   RETRY = 1,
 
   /**
-   * The delivery does not count: the worker gives back what it did not try.
+   * The delivery does not count: the worker gives back jobs that it did not try.
    *
    * @generated from enum value: NACK_MODE_RELEASE = 2;
    */
@@ -822,7 +822,7 @@ export declare const QueueService: GenService<{
    * Leases up to `max` jobs to a worker, of 2 MiB of data and meta and the job that exceeds it. Fewer otherwise, or
    * none, means that the queue has no more for now; it is not an error. A queue with claim_jitter_ms waits that
    * long and shares the jobs evenly among the claims that
-   * came in meanwhile. With `ack` it first finishes jobs that the worker is done with, as Ack would: one call a round
+   * came in meanwhile. With `ack` it first finishes jobs of the worker, as Ack would: one call a round
    * instead of two. Not safe to retry blindly: jobs of a lost reply return when their lease ends.
    * Scope: read and write. Errors: invalid_request, topic_not_found, not_a_queue, throttled; with `ack` also
    * batch_too_large. Should the claim fail after the ack (shutting_down while it waits), the acked jobs stay finished.

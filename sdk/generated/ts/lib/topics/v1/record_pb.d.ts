@@ -149,7 +149,7 @@ export declare type Tombstone = Message<"topics.v1.Tombstone"> & {
   gapFrom: bigint;
 
   /**
-   * Last lost seq, inclusive. Reading goes on behind it. For GAP_REASON_RECREATED on an empty topic: 0.
+   * Last lost seq, inclusive. Reading continues after it. For GAP_REASON_RECREATED on an empty topic: 0.
    *
    * @generated from field: uint64 gap_to = 2;
    */
@@ -322,7 +322,7 @@ export declare type ColumnBatch = Message<"topics.v1.ColumnBatch"> & {
 export declare const ColumnBatchSchema: GenMessage<ColumnBatch>;
 
 /**
- * One part of every record of a batch, with the values one behind the other: the layout of an Arrow binary array.
+ * One part of every record of a batch, with the values one after the other: the layout of an Arrow binary array.
  *
  * @generated from message topics.v1.PackedColumn
  */

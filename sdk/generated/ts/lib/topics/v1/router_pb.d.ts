@@ -217,7 +217,7 @@ export enum RouterGuarantee {
 
   /**
    * Once, in the order of the source: each copy carries its identity in `meta._topics_router`, and a copy whose
-   * identity is still retained in the destination is not made again.
+   * identity is still retained in the destination is not copied again.
    *
    * @generated from enum value: ROUTER_GUARANTEE_EXACTLY_ONCE = 2;
    */

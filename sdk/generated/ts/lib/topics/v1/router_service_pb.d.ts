@@ -275,11 +275,11 @@ export declare const DeleteRouterResponseSchema: GenMessage<DeleteRouterResponse
  */
 export declare const RouterService: GenService<{
   /**
-   * Creates a router or replaces its configuration. Idempotent. A new router starts at the head of its source, or
-   * with `backfill` before its earliest record. With a new destination the cursor goes on; with a new source it starts at that source's
-   * head, after all that the old one acknowledged is forwarded. HTTP answers 201 when the router was created,
-   * else 200. Scope: admin on router, source and dest. Errors: invalid_request, topic_not_found
-   * (create_dest = false), router_cycle, topic_exists_incompatible (fan-in), throttled (max_routers).
+   * Creates a router or replaces its configuration. Idempotent. A new router starts at the head of its source, or with
+   * `backfill` before its earliest record. With a new destination the cursor continues; with a new source it starts at
+   * that source's head, after all that the old one acknowledged is forwarded. HTTP answers 201 when the router was
+   * created, else 200. Scope: admin on router, source and dest. Errors: invalid_request, topic_not_found (create_dest =
+   * false), router_cycle, topic_exists_incompatible (fan-in), throttled (max_routers).
    *
    * @generated from rpc topics.v1.RouterService.PutRouter
    */

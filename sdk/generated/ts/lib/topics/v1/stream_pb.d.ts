@@ -194,7 +194,7 @@ export declare type RecordBatch = Message<"topics.v1.RecordBatch"> & {
   fromSeq: bigint;
 
   /**
-   * Cursor after the read; may lie beyond the last record when records behind it were filtered out.
+   * Cursor after the read; may lie beyond the last record if later records were filtered out.
    *
    * @generated from field: uint64 to_seq = 4;
    */
@@ -311,8 +311,8 @@ export declare const HeartbeatSchema: GenMessage<Heartbeat>;
 
 /**
  * One topic was deleted: the last frame of this life of the topic. One that the subscription names keeps its place in
- * the cursor; one that came through a prefix has none any more, and is followed anew when it is made again. The stream
- * ends once no topic and no prefix is left.
+ * the cursor; one that came through a prefix has none any more, and is followed from its start if it is recreated. The
+ * stream ends once no topic and no prefix is left.
  *
  * @generated from message topics.v1.TopicDeleted
  */
@@ -339,7 +339,7 @@ export declare type TopicDeleted = Message<"topics.v1.TopicDeleted"> & {
   reason: string;
 
   /**
-   * Partition that was followed. A topic that was made again without it counts as deleted, too.
+   * Partition that was followed. A recreated topic without it counts as deleted, too.
    *
    * @generated from field: uint32 partition = 4;
    */

@@ -139,7 +139,7 @@ export declare type TopicConfig = Message<"topics.v1.TopicConfig"> & {
 
   /**
    * Queue only: topic that takes the jobs beyond max_deliveries; must be a valid name other than this topic's.
-   * Created on first use if auto_create allows. Default (absent): none, jobs are redelivered for ever.
+   * Created on first use if auto_create allows. Default (absent): none, jobs are redelivered without limit.
    *
    * @generated from field: optional string dead_letter = 16;
    */
@@ -259,7 +259,7 @@ export declare type TopicState = Message<"topics.v1.TopicState"> & {
   earliestSeq: bigint;
 
   /**
-   * Seq of the next append. Reading from next_seq - 1 gives only what is new.
+   * Seq of the next append. Reading from next_seq - 1 gives only new records.
    *
    * @generated from field: uint64 next_seq = 5;
    */

@@ -598,7 +598,7 @@ export declare type AppendAck = Message<"topics.v1.AppendAck"> & {
     case: "appended";
   } | {
     /**
-     * Nothing of this batch was stored. Batches behind it do not depend on it.
+     * Nothing of this batch was stored. Later batches do not depend on it.
      *
      * @generated from field: topics.v1.AppendError error = 3;
      */
@@ -682,7 +682,7 @@ export declare type BulkDiffRequest = Message<"topics.v1.BulkDiffRequest"> & {
   fromTsMs?: bigint | undefined;
 
   /**
-   * Starts so many live records before the head. Default: none.
+   * Starts this many live records before the head. Default: none.
    *
    * @generated from field: optional uint32 last = 4;
    */
@@ -784,7 +784,7 @@ export declare const BulkDiffRequestSchema: GenMessage<BulkDiffRequest>;
  */
 export declare type BulkDiffResponse = Message<"topics.v1.BulkDiffResponse"> & {
   /**
-   * Records in ascending order of seq; behind the gap if there is a tombstone. Absent when there are none, and with
+   * Records in ascending order of seq; after the gap if there is a tombstone. Absent when there are none, and with
    * BULK_FORMAT_ARROW.
    *
    * @generated from field: topics.v1.RecordColumns records = 1;
@@ -799,7 +799,7 @@ export declare type BulkDiffResponse = Message<"topics.v1.BulkDiffResponse"> & {
   tombstone?: Tombstone | undefined;
 
   /**
-   * Cursor behind this frame: what to give as from_seq to go on from here.
+   * Cursor after this frame: the from_seq to continue from here.
    *
    * @generated from field: uint64 next_from_seq = 3;
    */
@@ -1013,7 +1013,7 @@ export declare type DiffRequest = Message<"topics.v1.DiffRequest"> & {
   fromTsMs?: bigint | undefined;
 
   /**
-   * Instead of from_seq: start so many live records before the head; 0 reads only what comes from now on. Without
+   * Instead of from_seq: start this many live records before the head; 0 reads only new records. Without
    * `limit` it also is the limit. Together with from_seq or from_ts_ms invalid_request. Default: none.
    *
    * @generated from field: optional uint32 last = 11;
@@ -1051,7 +1051,7 @@ export declare type DiffResponse = Message<"topics.v1.DiffResponse"> & {
   topic: string;
 
   /**
-   * Live records behind the cursor in ascending order of seq; behind the gap if there is a tombstone.
+   * Live records after the cursor in ascending order of seq; after the gap if there is a tombstone.
    *
    * @generated from field: repeated topics.v1.Record records = 2;
    */
@@ -1353,7 +1353,7 @@ export declare const TopicsService: GenService<{
   /**
    * Appends many batches, to one topic or several, without waiting for each: batches take effect in the order they
    * come, all that wait for durability share the syncs, and each gets its own ack, in the same order. Every batch
-   * stands alone: one that is refused says so in its ack, and those behind it are applied all the same. The server
+   * is independent: a refused one says so in its ack, and later ones are still applied. The server
    * takes up to 64 batches or 16 MiB ahead of their acks and then lets flow control hold the client. After a
    * half-close come the remaining acks, then OK. A message that does not parse ends the stream with
    * invalid_request, a stop of the server with shutting_down, both after the acks of the batches accepted before;
@@ -1369,10 +1369,10 @@ export declare const TopicsService: GenService<{
   },
   /**
    * Reads a range of a topic as a stream of large columnar frames, as Diff would in many pages: the same start, the
-   * same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not
-   * wait for the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request,
-   * topic_not_found (also when the topic is deleted meanwhile, or has another topic_id than asked for),
-   * partition_not_found, shutting_down. gRPC only. Processes that serve this call alone, beside the server, are listed by
+   * same filter, the same tombstones. Each frame has the cursor to resume from if the stream breaks. Does not wait for
+   * the client beyond a frame or two: a slow one holds no memory. Scope: read. Errors: invalid_request, topic_not_found
+   * (also if the topic is deleted during the call, or has another topic_id than requested), partition_not_found,
+   * shutting_down. gRPC only. Extra processes that serve only this call are listed by
    * AdminService.ListBulkReaders.
    *
    * @generated from rpc topics.v1.TopicsService.BulkDiff

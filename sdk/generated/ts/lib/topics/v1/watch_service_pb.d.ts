@@ -58,11 +58,11 @@ export declare type WatchSubscription = Message<"topics.v1.WatchSubscription"> &
   /**
    * Topics by name; 1 to 256, else invalid_request. `<topic>@<N>` is partition N of a topic, the same as its name with
    * `partition` N; with such keys one stream follows several partitions of a topic, each of which counts as a topic
-   * here, has its own place in the cursor, and is named so in `subscribed` and in errors. A key that ends in `*` stands for every topic whose name starts
-   * with what is before the star, also those created while the stream is open: these are followed from their first
+   * here, has its own place in the cursor, and is named so in `subscribed` and in errors. A key that ends in `*` is a
+   * prefix: every topic with it, also those created while the stream is open: these are followed from their first
    * record, without a word before it, and have their place in the cursor. More than 256 topics in all when the stream
    * opens: invalid_request; a later one beyond them is not followed, and a StreamError that is not terminal says so,
-   * with reason throttled. A prefix stands for partition 0 of its topics. It must lie within the prefixes of the key,
+   * with reason throttled. A prefix means partition 0 of its topics. It must lie within the prefixes of the key,
    * else forbidden.
    *
    * @generated from field: map<string, topics.v1.WatchTopic> topics = 1;
