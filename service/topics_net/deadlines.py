@@ -14,7 +14,7 @@ _CHECKS: Final = 64  # per duration, at most
 class Deadlines(Generic[K]):
     """Calls `expired` with each key that was started `seconds` ago and not cancelled since, at most 1/64 late.
 
-    A timer for each key would cost more than what most keys wait for, which is over long before.
+    A timer for each key would cost more than most waits, which end long before.
     """
 
     def __init__(self, seconds: float, expired: Callable[[K], object]) -> None:
@@ -24,7 +24,7 @@ class Deadlines(Generic[K]):
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, key: K) -> None:
-        """Start the time of `key`, anew if it runs already."""
+        """Start or restart the time of `key`."""
         since = self._since
         since.pop(key, None)
         since[key] = asyncio.get_running_loop().time()
@@ -45,5 +45,5 @@ class Deadlines(Generic[K]):
                 break
             expired.append(key)
         for key in expired:
-            if self._since.pop(key, due + 1) <= due:  # else it was cancelled, or started anew, by another one
+            if self._since.pop(key, due + 1) <= due:  # else it was cancelled, or restarted, by another one
                 self._expired(key)

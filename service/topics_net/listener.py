@@ -18,7 +18,7 @@ _BACKLOG: Final = 2048  # connections that the kernel may queue
 class Listener:
     """Base of a server. `connections` are those whose socket is open, TLS handshakes among them.
 
-    Each of them has `shutdown()`, which finishes what runs and accepts no more, and `abort()`.
+    Each of them has `shutdown()`, which finishes running requests and accepts no more, and `abort()`.
     """
 
     TLS_SHUTDOWN_SECONDS: ClassVar[float] = 2.0  # for the peer's close_notify

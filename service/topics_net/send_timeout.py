@@ -36,7 +36,7 @@ class SendTimeouts:
     def __init__(self, seconds: float) -> None:
         self.draining = False
         self._seconds = seconds
-        self._waits: dict[Sender, tuple[object, float]] = {}  # what was unsent, and since when
+        self._waits: dict[Sender, tuple[object, float]] = {}  # unsent bytes, and since when
         self._checks = Deadlines(seconds / _CHECKS, self._check)
 
     def enter(self, sender: Sender) -> None:
@@ -75,6 +75,6 @@ def undrained(transport: Any) -> tuple[int, int]:
     """Bytes in the transport's buffer, and bytes in the kernel that the peer has not acknowledged."""
     try:
         queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0" * 4)
-    except (OSError, ValueError):  # not supported by this system, or closed meanwhile (descriptor -1)
+    except (OSError, ValueError):  # not supported by this system, or already closed (descriptor -1)
         queued = b""
     return transport.get_write_buffer_size(), int.from_bytes(queued, sys.byteorder)

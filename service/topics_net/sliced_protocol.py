@@ -13,7 +13,7 @@ BUSY: Final = 64
 class SlicedProtocol(asyncio.Protocol):
     """Base of a protocol that implements `_feed`; it may override `_is_blocked` and `_is_full`.
 
-    After a step of much work the rest of what was received waits in the line of `loop_budget`. Slices become larger and
+    After a step of much work the rest of the input waits in the queue of `loop_budget`. Slices become larger and
     smaller with the work that was in the one before.
     """
 
@@ -51,11 +51,11 @@ class SlicedProtocol(asyncio.Protocol):
         raise NotImplementedError
 
     def _is_blocked(self) -> bool:
-        """Return whether nothing may be parsed now. Once that is over, `_schedule` is to be called."""
+        """Return whether nothing may be parsed now. Once that is over, call `_schedule`."""
         return False
 
     def _is_full(self) -> bool:
-        """Return whether nothing may be read now. Whenever that changes, `_regulate` is to be called."""
+        """Return whether nothing may be read now. Whenever that changes, call `_regulate`."""
         return False
 
     def _schedule(self) -> None:
@@ -65,7 +65,7 @@ class SlicedProtocol(asyncio.Protocol):
             self._loop_budget.enqueue(self._parse_backlog)
 
     def _parse_backlog(self) -> None:
-        """Parse what was received: all at once while that is little work, as it is for a large body."""
+        """Parse the input: all at once if that is little work, as for a large body."""
         self._is_queued = False
         work = 0
         while self._backlog and work <= BUSY and not self._is_blocked() and not self._ended:

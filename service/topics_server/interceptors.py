@@ -86,7 +86,7 @@ def while_good(make: Make, authorizer: Authorizer) -> Make:
     """
 
     def guarded(api: int, handler: Handler) -> Handler:
-        # Only a fetch: a task of its own would begin later than its turn, and calls of a group have an order.
+        # Only a fetch: a separate task would begin later than its turn, and calls of a group are ordered.
         waits = api == ApiKey.FETCH and not authorizer.open
 
         def handle(context: Context, version: int, request: Message) -> Answer:
@@ -105,7 +105,7 @@ def while_good(make: Make, authorizer: Authorizer) -> Make:
 
 
 class KafkaAudit:
-    """Logs what only a response has: refusals, and outcomes of several changes in one request."""
+    """Logs facts that only a response has: refusals, and outcomes of several changes in one request."""
 
     def __init__(self, log: AuditLog) -> None:
         self._log = log
@@ -131,7 +131,7 @@ class KafkaAudit:
 
 
 def _denied(response: Any) -> Iterator[str | None]:
-    """The names of what the response says is not allowed to the caller; None where it gives none."""
+    """The names that the response denies to the caller; None where it gives none."""
     if isinstance(response, list):
         for each in response:
             yield from _denied(each)

@@ -1,4 +1,4 @@
-"""`topics repair`: what can be saved of a damaged data directory, in its place. Offline."""
+"""`topics repair`: salvages a damaged data directory in place. Offline."""
 
 import shutil
 import tempfile
@@ -67,7 +67,7 @@ def repair(
     bring_back: bool = False,
     stepped: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Tell what a repair of the data directory `path` does, and do it if `apply`; first a copy to `copy_to`.
+    """Report the repair of the data directory `path`, and do it if `apply`; first a copy to `copy_to`.
 
     Blocks for as long as the disk takes. Raises NotADirectoryError when `path` is no data directory, RepairError, and
     OSError. `stepped` see Swap.
@@ -75,7 +75,9 @@ def repair(
     try:
         begun = path.is_dir() and repair_swap.Swap(path).pending()
     except checksummed.DamagedFileError as error:
-        raise RepairError(f"{error}, so it is not known how far a repair came: go on with a copy of before") from error
+        raise RepairError(
+            f"{error}, so the progress of an earlier repair is unknown: continue with the copy from before"
+        ) from error
     if not path.is_dir() or not (begun or is_database(path)):
         raise NotADirectoryError(20, "there is no data directory", str(path))
     if not apply:
@@ -96,7 +98,7 @@ def repair(
 def _plan(path: Path, scratch: Path, told: Told, *, bring_back: bool) -> Report:
     quarantine = repair_swap.Swap(path).pending()
     if quarantine is not None:
-        told.note(f"a repair was interrupted: it is to be ended, the old files are in {quarantine}")
+        told.note(f"a repair was interrupted and will be completed, the old files are in {quarantine}")
         return Report(problems=1, quarantine=quarantine)
     return _salvaged(path, scratch, None, told, bring_back=bring_back)
 
@@ -106,7 +108,7 @@ def _apply(path: Path, told: Told, copy_to: Path | None, *, bring_back: bool, st
     quarantine = swap.pending()
     if quarantine is not None:
         swap.finish()
-        told.note("ended the repair that was interrupted")
+        told.note("completed the interrupted repair")
         return Report(applied=True, resumed=True, quarantine=quarantine)
     swap.clear()
     try:
@@ -140,7 +142,7 @@ def _apply(path: Path, told: Told, copy_to: Path | None, *, bring_back: bool, st
 
 
 def _salvaged(path: Path, scratch: Path, store: RocksStore | None, told: Told, *, bring_back: bool) -> Report:
-    """Save into `store`, or only tell what would be."""
+    """Salvage into `store`, or only report."""
     report = Report()
 
     def problem(found: Problem) -> None:
@@ -172,7 +174,7 @@ def _salvaged(path: Path, scratch: Path, store: RocksStore | None, told: Told, *
     except StoreOpenError as error:
         raise RepairError(f"nothing can be saved of {path}: {error}; restore a backup") from error
     except StoreError as error:
-        raise RepairError(f"the repair of {path} could not go on: {error}") from error
+        raise RepairError(f"the repair of {path} could not continue: {error}") from error
     return report
 
 
@@ -224,7 +226,7 @@ class _Sink:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is gathered."""
+        """Write the gathered rows."""
         if self._store is not None and self._batch is not None:
             self._store.write(self._batch)
         self._batch, self._nbytes = None, 0

@@ -13,7 +13,7 @@ _MAX_PORT: Final = 65535
 _MAX_DIGITS: Final = 20
 
 Read = Callable[[str], Any]
-"""Makes a value of a text. Raises ValueError with what is expected, as it stands behind "is not"."""
+"""Makes a value of a text. Raises ValueError with the expected form, as text after "is not"."""
 
 
 def _number(text: str, maximum: int) -> int:
@@ -84,7 +84,7 @@ _UNITS: Final = {
     "_MS": _Unit(_within_i64(units.milliseconds), units.shown_ms, "TIME"),
     "_SECONDS": _Unit(_within_i64(units.whole_seconds), lambda seconds: units.shown_ms(seconds * 1000), "TIME"),
 }
-"""By a part of the setting's name: what its plain number is."""
+"""The unit of a plain number, by a part of the setting's name."""
 
 
 def _unit(env: str) -> _Unit | None:
@@ -101,8 +101,9 @@ def setting(
     read: Read | None = None,
     what: str = "",
 ) -> Any:
-    """One setting. What stands in its environment variable or behind its flag goes through `read`; without one it is a
-    number up to `maximum`, with a unit where its name says so, a switch, or any text. `what` names it in the help."""
+    """One setting. The text of its environment variable or flag goes through `read`; without one it is a number up to
+    `maximum`, with a unit where its name says so, a switch, or any text. `what` is its text in the help.
+    """
     unit = _unit(env) if isinstance(default, int) else None
     if isinstance(default, bool):
         read = read or _switch

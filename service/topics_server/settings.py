@@ -1,7 +1,7 @@
 """Every setting of the server, once: environment variable, command-line flag, default and meaning.
 
 `make proto` writes the table of docs/configuration.md from it. Importing this module needs no package of the server, so
-`topics serve --help` lists the settings in a base install too: what does is imported where it is used.
+`topics serve --help` lists the settings in a base install too: packages of the server are imported where they are used.
 """
 
 import ipaddress
@@ -391,12 +391,12 @@ class MemoryShares:
 def load(environ: Mapping[str, str], flags: Mapping[str, Any], memory: int | None = None) -> Settings:
     """Settings from flags (which win, and are values already), then the environment, then the defaults.
 
-    `memory` is what the process may have, in bytes: where that is little, so are `memory_bytes` and `max_body_bytes`
-    unless they are set.
+    `memory` is the memory of the process in bytes: if it is small, so are `memory_bytes` and `max_body_bytes` unless
+    they are set.
 
-    An empty variable counts as not set, and so does a port that Kubernetes has set (`unheeded` tells). Raises
-    SettingsError for what can't be read, naming the setting, its value and what is expected, and for what must not be
-    served with: keys that can't be read, a public address without authentication.
+    An empty variable counts as unset, and so does a port that Kubernetes has set (see `unheeded`). Raises SettingsError
+    for unreadable values, with the setting, its value and the expected form, and for unsafe ones: unreadable keys, a
+    public address without authentication.
     """
     values: dict[str, Any] = {}
     for setting in fields(Settings):
@@ -426,7 +426,7 @@ def default(name: str) -> Any:
 
 
 def unheeded(environ: Mapping[str, str]) -> list[str]:
-    """Return what to warn of: a line for each variable TOPICS_* that changes nothing although somebody may think so."""
+    """Return the warnings: a line for each variable TOPICS_* that has no effect."""
     own = {setting.metadata["env"] for setting in fields(Settings)}
     known = {name.removeprefix("TOPICS_") for name in own | VARIABLES.keys()}
     lines = []

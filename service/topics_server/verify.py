@@ -1,4 +1,4 @@
-"""`topics verify`: an audit of one data directory, offline or beside the server that holds it."""
+"""`topics verify`: an audit of one data directory, offline or while a server holds it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,8 +36,9 @@ def verify(
 ) -> Report:
     """Check the data directory `path` and change nothing in it. Blocks until everything was read.
 
-    `tell` is told of each problem as it is found. `begun` is told about how many records there are to read and returns
-    what is told of so many more that were. Raises NotADirectoryError when `path` is no data directory at all.
+    `tell` is called with each problem as it is found. `begun` is called with the approximate number of records and
+    returns a function that is called with the number of further records read. Raises NotADirectoryError when `path` is
+    no data directory at all.
     """
     if not path.is_dir() or not is_database(path):
         raise NotADirectoryError(20, "there is no data directory", str(path))
@@ -62,7 +63,7 @@ def verify(
         text = f"a server would not start: {error}"
         count(Problem(kind="unreadable", text=text, file=damagedfiles.named_file(text)))
     except StoreError as error:
-        text = f"the check could not go on: {error}"
+        text = f"the check could not continue: {error}"
         count(Problem(kind="unreadable", text=text, file=damagedfiles.named_file(text)))
     return report
 

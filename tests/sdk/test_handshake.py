@@ -158,7 +158,7 @@ def _at_once(call: Callable[[], object], why: str) -> ConnectError:
     began = time.monotonic()
     with pytest.raises(ConnectError, match=why) as refused:
         call()
-    assert time.monotonic() - began < 20, "a retry goes on for a minute"
+    assert time.monotonic() - began < 20, "a retry lasts a minute"
     assert refused.value.reason == "unavailable"
     assert not may_be_done(refused.value)
     return refused.value

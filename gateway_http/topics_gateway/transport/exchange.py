@@ -23,14 +23,14 @@ class Exchange:
         self.response_complete = False
 
     async def receive(self) -> Message:
-        """The next part of the body; then, once the client is gone or has its response, `http.disconnect`."""
+        """The next part of the body; then, once the client has disconnected or has its response, `http.disconnect`."""
         raise NotImplementedError
 
     async def send(self, message: Message) -> None:
         """Write a part of the response; waits while there is no room for it, before and after it.
 
-        Once the client is gone the message is dropped. A message out of order, a header that is none and a body
-        that contradicts `content-length` raise RuntimeError.
+        Once the client has disconnected the message is dropped. A message out of order, a header that is none and a
+        body that contradicts `content-length` raise RuntimeError.
         """
         raise NotImplementedError
 

@@ -17,7 +17,7 @@ from topics_net.send_timeout import undrained
 if TYPE_CHECKING:
     from topics_gateway.transport.h2c import Http2Protocol
 
-# Smaller pieces of a body are put together: each by itself takes many times its size.
+# Smaller pieces of a body are joined: each alone takes many times its size.
 SMALL_PIECE_BYTES: Final = 1024
 # Frames of this much are joined into one write.
 WRITE_BYTES: Final = 65536
@@ -47,7 +47,7 @@ class Stream(Exchange):
         self._sent = 0
 
     def open(self, headers: list[tuple[bytes, bytes]]) -> ASGIApp:
-        """Build the scope; return what answers the request: the application, or a 400 for a head that is none."""
+        """Build the scope; return the application, or a 400 for an invalid head."""
         fault = ""
         try:
             check_request(headers)
@@ -134,7 +134,7 @@ class Stream(Exchange):
         self._event.set()
 
     def disconnect(self) -> None:
-        """The client is gone or no longer wants the response."""
+        """The client has disconnected or cancelled the response."""
         self.disconnected = True
         self.scope["state"]["gone"] = True
         self._discard_body()

@@ -39,7 +39,7 @@ from topics_net.sliced_protocol import SlicedProtocol
 
 # Four times the default: a DATA frame costs Python about the same whatever its size.
 MAX_FRAME_BYTES: Final = 65536
-# A connection may have so many unread bytes of bodies however many there are in all.
+# Unread body bytes that every connection may have, regardless of the total.
 UNREAD_BYTES: Final = 65536
 # A peer that makes us answer (PING, SETTINGS, RST_STREAM) but does not read is cut off beyond this.
 MAX_CONTROL_BYTES: Final = 1 << 20
@@ -51,7 +51,7 @@ logging.getLogger("hpack").setLevel(logging.WARNING)
 class Http2Protocol(SlicedProtocol):
     """Serves one HTTP/2 connection.
 
-    Violations of the protocol end the connection with GOAWAY; nothing is logged for what a client does wrong.
+    Violations of the protocol end the connection with GOAWAY; faults of clients are not logged.
     """
 
     MIN_BYTES = 1024
@@ -283,7 +283,7 @@ class Http2Protocol(SlicedProtocol):
         self.flush()
 
     def flush(self) -> None:
-        """Hand what h2 has queued to the transport."""
+        """Hand the output of h2 to the transport."""
         data = self.h2.data_to_send()
         if data and not self.transport.is_closing():
             self.transport.write(data)
@@ -304,7 +304,7 @@ class Http2Protocol(SlicedProtocol):
     head_timeout = shutdown
 
     def _end(self, code: ErrorCodes | None = None, *, linger: bool = True) -> None:
-        """Write what is queued (and GOAWAY with `code`), end the streams, close."""
+        """Write the output (and GOAWAY with `code`), end the streams, close."""
         if self._ended:
             return
         if code is not None:

@@ -65,7 +65,7 @@ class BoundedFrames(FrameBuffer):
 class CountingConnection(H2Connection):
     """Counts, in `idle`, received frames that ask for nothing, and those that make h2 reset a stream.
 
-    h2 tells of some of them by no event: frames on streams that are closed, a window that overflows. A WINDOW_UPDATE
+    h2 has no event for some of them: frames on closed streams, an overflowing window. A WINDOW_UPDATE
     asks for something as long as there are no more of them than what was sent calls for.
     """
 

@@ -1,4 +1,4 @@
-"""Request heads that two readers might take for two requests: what both versions of HTTP refuse alike."""
+"""Request heads that two readers might take for two requests: refused by both versions of HTTP."""
 
 import re
 from collections.abc import Sequence

@@ -85,7 +85,7 @@ class Http1Protocol(SlicedProtocol):
         self.registry.forget(self)
 
     def _release(self) -> None:
-        """Tell the running request that its client is gone and break the reference cycles."""
+        """Signal the disconnect to the running request and break the reference cycles."""
         self._ended = True
         self.registry.head_timeouts.cancel(self.transport)
         running, self._running = self._running, None
@@ -122,7 +122,7 @@ class Http1Protocol(SlicedProtocol):
         if self._waiting:
             if self._running is None:
                 self._run_next()
-            if self._is_blocked():  # else go on: that is how the end of the connection is noticed
+            if self._is_blocked():  # else continue, to notice the end of the connection
                 self._regulate()
         return self._work
 
@@ -349,7 +349,7 @@ class Http1Protocol(SlicedProtocol):
         )
 
     def _open_websocket(self, rest: bytes) -> None:
-        """Hand the connection over, and `rest`, what came behind the head; or refuse an upgrade that is malformed."""
+        """Hand the connection over, and `rest`, the bytes after the head; or refuse an upgrade that is malformed."""
         make = self.registry.websocket
         assert make is not None, "it is offered"
         try:
@@ -399,7 +399,7 @@ class Http1Protocol(SlicedProtocol):
         task.add_done_callback(tasks.discard)
 
     def finished(self) -> None:
-        """The running request is answered: go on with the next one, or end the connection."""
+        """The running request is answered: start the next one, or end the connection."""
         exchange, self._running = self._running, None
         if exchange is None or self.transport.is_closing():
             return

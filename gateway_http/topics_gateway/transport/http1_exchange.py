@@ -71,7 +71,7 @@ class Http1Exchange(Exchange):
             self._arrival.set()
 
     def disconnect(self) -> None:
-        """The client is gone: wake `receive` and let `send` drop what it gets."""
+        """The client has disconnected: wake `receive` and let `send` drop messages."""
         if not self.response_complete:
             self.disconnected = True
             self.scope["state"]["gone"] = True

@@ -11,10 +11,10 @@ DRAINING_LINGER_SECONDS: Final = 0.5
 
 
 class Linger(asyncio.Protocol):
-    """Takes over a transport: ends our side after what is buffered, drops the input until the peer ends its side.
+    """Takes over a transport: ends our side after the buffered output, drops the input until the peer ends its side.
 
     A socket that is closed with unread input makes the kernel send RST, and the peer may lose the answer that
-    explains why. Bounded in time, so a peer that goes on sending is cut off. TLS can't end one side alone: there the
+    explains why. Bounded in time, so a peer that keeps sending is cut off. TLS can't end one side alone: there the
     peer, which sees by the length of the answer that it is complete, is left to close.
     """
 
@@ -42,6 +42,6 @@ class Linger(asyncio.Protocol):
 
 
 def end_side(transport: asyncio.Transport) -> None:
-    """Send no more, where that can be said without closing: TLS has no word for it."""
+    """Half-close the connection; TLS has no half-close."""
     if transport.can_write_eof():
         transport.write_eof()

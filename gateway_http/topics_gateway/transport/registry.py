@@ -19,7 +19,7 @@ logger: Final = logging.getLogger("topics.http")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What clients may take.
+    """Limits of clients.
 
     - `max_header_bytes`: a larger request head (names and values, and on HTTP/2 the compressed block too) is answered
       with 431 (HTTP/1.1) or ends the connection (HTTP/2).
@@ -30,8 +30,8 @@ class Limits:
     - `stream_window`, `connection_window` (bytes): received body bytes that the application has not read yet, per
       HTTP/2 stream and connection; `unread` those of all connections together, beyond 64 KiB of each: then they are not
       read. On HTTP/1.1 reading stops at 64 KiB.
-    - `send_timeout` (seconds): a response that goes on is ended when its client takes not one byte of it for this
-      long (on HTTP/1.1 after `scope["state"]["timeout_event"]`, bytes that the application may leave there for it).
+    - `send_timeout` (seconds): a streaming response is ended when its client takes no byte of it for this long (on
+      HTTP/1.1 after `scope["state"]["timeout_event"]`, bytes that the application may leave there for it).
     - `max_connections`: further ones are closed at once, since each takes a file descriptor; 0 is unlimited.
     - `ws_ping_interval`, `ws_ping_timeout` (seconds): a WebSocket client that says nothing for the first is pinged, and
       closed when it neither answers nor takes a byte for the second; None turns pings off.

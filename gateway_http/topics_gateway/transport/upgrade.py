@@ -6,7 +6,7 @@ VERSION: Final = b"13"  # of RFC 6455, the only one
 
 
 class BadUpgradeError(ValueError):
-    """The request asks for a WebSocket in a way that RFC 6455 does not allow; the message says what is wrong."""
+    """The request asks for a WebSocket in a way that RFC 6455 does not allow; the message names the fault."""
 
 
 class UnsupportedVersionError(BadUpgradeError):

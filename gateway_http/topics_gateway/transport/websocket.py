@@ -28,14 +28,14 @@ from topics_net.sliced_protocol import SlicedProtocol
 _LARGE_BYTES: Final = 8192
 # A longer text is not copied for its frame: many clients may be sent the same.
 _COPY_BYTES: Final = 16384
-# How long a client may take to answer our close frame, and to read what stands before it.
+# Time for a client to read pending frames and answer our close frame.
 _CLOSE_SECONDS: Final = 10.0
 _GIVE_UP_SECONDS: Final = 2.0
 # At the end of the server: how long the application may take to say goodbye.
 _GRACE_SECONDS: Final = 1.0
 
 _quiet: Final = logging.getLogger("topics.http.websocket")
-_quiet.setLevel(logging.WARNING)  # the library tells of every connection
+_quiet.setLevel(logging.WARNING)  # the library logs every connection
 
 
 class Frames(Protocol):
@@ -54,7 +54,7 @@ class WebSocketProtocol(SlicedProtocol):
     - A message is one up to `ws_max_size` bytes, over any number of frames; a larger one ends in close code 1009,
       text that is not UTF-8 in 1007. Reading stops while messages wait for the application.
     - `send` returns once there is room for the next message; a client that takes not one byte for the send timeout
-      is closed with 1013. A message to a client that is gone raises ConnectionError.
+      is closed with 1013. A message to a disconnected client raises ConnectionError.
     - The server pings a client that it has not heard for `ws_ping_interval`; one that neither sends nor takes a byte
       for `ws_ping_timeout` after that is closed with 1011. The client's pings are answered, the newest one while it
       reads slowly.
@@ -62,9 +62,9 @@ class WebSocketProtocol(SlicedProtocol):
     - Nothing is compressed: permessage-deflate is not offered.
 
     Beyond ASGI: `websocket.accept` with `"utf8": True` asks for `text` as bytes of UTF-8, in both directions; it is
-    offered as the extension `websocket.utf8`. `websocket.http.response` is offered too. `"holds"` there may be a call
-    that is told, as a large message grows, how many bytes it has, and 0 once the application has dealt with it; where
-    it says False, the connection ends with 1013.
+    offered as the extension `websocket.utf8`. `websocket.http.response` is offered too. `"holds"` there may be a
+    function, which is called with the bytes of a large message as it grows, and with 0 once the application has handled
+    it; where it says False, the connection ends with 1013.
     """
 
     # What is parsed before the application takes the messages in it: a small one takes 40 times its size once parsed.
@@ -145,7 +145,7 @@ class WebSocketProtocol(SlicedProtocol):
         super().data_received(data)
 
     def eof_received(self) -> None:
-        """The client has ended its side: end ours, after what is buffered."""
+        """The client has ended its side: end ours, after the buffered output."""
         self._leave(1006)
         self._abort_later(_GIVE_UP_SECONDS)
 
@@ -274,7 +274,7 @@ class WebSocketProtocol(SlicedProtocol):
             self.transport.write(head + data)
 
     def _flush(self, frames: Frames) -> bool:
-        """Write what the protocol itself has to say; False when that was the last of it."""
+        """Write the protocol's own output; False when that was the last of it."""
         writes = frames.data_to_send()
         if not writes:
             return True
@@ -370,7 +370,7 @@ class WebSocketProtocol(SlicedProtocol):
     # The end
 
     def _leave(self, code: int, reason: str = "") -> None:
-        """Tell the application that it is over."""
+        """Signal the end to the application."""
         self._closing = True
         if self._disconnect is None:
             self._disconnect = {"type": "websocket.disconnect", "code": code, "reason": reason}

@@ -11,7 +11,7 @@ from topics_server.tracing.spans import CallSpan, Spans, named
 from topics_service.api.access.authorizer import rule_of
 from topics_service.api.grpc.meter import CallEnd
 
-# The conventions' list of what is the server's fault.
+# The conventions' list of server errors.
 _OURS: Final = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 
 
@@ -54,7 +54,7 @@ def _end(span: CallSpan, context: Any, code: grpc.StatusCode, *, received: int =
 
 
 def _reason(context: Any) -> str:
-    """The stable code that the status tells in its details; "" without."""
+    """The stable code in the details of the status; "" without."""
     for key, value in context.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             for detail in status_pb2.Status.FromString(value).details:

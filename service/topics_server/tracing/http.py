@@ -1,4 +1,4 @@
-"""The HTTP door's calls as spans, by OpenTelemetry's conventions for HTTP servers."""
+"""HTTP requests as spans, by OpenTelemetry's conventions for HTTP servers."""
 
 import asyncio
 from typing import Any, Final
@@ -12,7 +12,7 @@ from topics_service.api.access.authorizer import rule_of
 
 PACKAGE: Final = "topics.v1."
 UNTRACED: Final = frozenset({"AdminService.GetHealth", "AdminService.GetReady", "AdminService.GetMetrics"})
-"""Probes and scrapes, which come all the time and tell nothing."""
+"""Probes and scrapes, which are frequent and uninteresting."""
 STREAMS: Final = frozenset({"WatchService.OpenWatch", "QueueService.Work"})
 NAMES: Final = {
     "topic": "messaging.destination.name",

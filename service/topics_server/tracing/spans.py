@@ -1,4 +1,4 @@
-"""Spans: how they begin, what they belong to, and how they leave the process."""
+"""Spans: their start, their parents, and their export."""
 
 import logging
 import os
@@ -36,12 +36,12 @@ _PUTS: Final = {
 # Steps that are recorded outside of a recorded call too.
 _ROOTS: Final = frozenset({"topics.router.forward", "topics.checkpoint.create", "topics.recovery"})
 _STEPS: Final = _ROOTS | {_PUT, "rafka.broker.topic.delete", "topics.store.write", "topics.commit.wait"}
-# What these say of a collector that does not answer, `_Counting` says once.
+# Their messages about an absent collector; `_Counting` logs it once.
 _NOISY: Final = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")
 
 
 class CallSpan:
-    """The span of a call that is recorded. While it is `open`, what happens inside becomes its `children`."""
+    """The span of a call that is recorded. While it is `open`, spans inside become its `children`."""
 
     __slots__ = ("children", "name", "open", "span", "trace_id")
 
@@ -81,7 +81,7 @@ def current_trace_id() -> str:
 
 
 class Spans:
-    """Makes spans and exports them in batches, from a thread of its own and a queue that is bounded (OTEL_BSP_*)."""
+    """Creates spans and exports them in batches, from a background thread and a bounded queue (OTEL_BSP_*)."""
 
     def __init__(self, exporter: str, statistics: TraceStatistics) -> None:
         """`exporter` is otlp or console. Raises ValueError for variables that can't be used."""
@@ -107,7 +107,7 @@ class Spans:
         started: int | None = None,
         children: bool = True,
     ) -> CallSpan | None:
-        """The span of a call in this task, which goes on with the trace that W3C `headers` name; None if not sampled.
+        """The span of a call in this task, which continues the trace of the W3C `headers`; None if not sampled.
 
         Its children and lines of the log get to know of it until `end`, in this task and those that it starts.
         """
@@ -136,7 +136,7 @@ class Spans:
         return end
 
     def stop(self) -> None:
-        """Export what is left, for at most 3 s. Blocks."""
+        """Export the rest, for at most 3 s. Blocks."""
         # The SDK's own limit does not hold for an export under way.
         thread = threading.Thread(target=self._provider.shutdown, name="trace-flush", daemon=True)
         thread.start()
@@ -149,7 +149,7 @@ _NONE: Final = trace.INVALID_SPAN
 
 
 def _fail(span: Span, error: Exception) -> None:
-    """Mark a span with an exception: its stable code where it has one, and never its text, which may tell of data."""
+    """Mark a span with an exception: its stable code where it has one, and never its text, which may contain data."""
     span.set_attribute("error.type", error.reason.code if isinstance(error, TopicsError) else type(error).__name__)
     span.set_status(Status(StatusCode.ERROR))
 
@@ -176,7 +176,7 @@ class _Ended(SpanProcessor):
 
 
 class _Counting(SpanExporter):
-    """Exports as `out` does, counts, and says once when that fails and once when it goes on."""
+    """Exports as `out` does, counts, and logs once when that fails and once when it recovers."""
 
     def __init__(self, out: SpanExporter, statistics: TraceStatistics) -> None:
         self._out = out

@@ -1,4 +1,4 @@
-"""The audit log: who changed what, by which protocol, and how it went. One line of JSON for each change.
+"""The audit log: each change with its caller, protocol and outcome. One line of JSON for each change.
 
 It observes the calls of the API (`observers`); the context of the current request says where the call comes from.
 """
@@ -34,7 +34,7 @@ ACTIONS: Final[Mapping[str, tuple[str, str]]] = {
     "topics.v1.AdminService.CreateCheckpoint": ("checkpoint.create", "checkpoint"),
     "topics.v1.AdminService.ReleaseCheckpoint": ("checkpoint.release", "checkpoint"),
 }
-"""What is logged, by RPC: the action, and what its target is called."""
+"""The logged RPCs: the action, and the name of its target's kind."""
 
 _AUDITED: Final = frozenset(action for action, _ in ACTIONS.values())
 
@@ -43,9 +43,9 @@ _LINE_BYTES: Final = 8192
 
 
 class AuditLog:
-    """Writes what happens to `sink`. Names and keys come out as JSON strings, so nobody can forge a line.
+    """Writes entries to `sink`. Names and keys are JSON strings, so a line can't be forged.
 
-    Of a key it tells the `key_id`, which is made from the key's digest.
+    Of a key it has the `key_id`, which is made from the key's digest.
     """
 
     def __init__(self, sink: Sink, *, clock: Callable[[], float] = time.time) -> None:
@@ -106,7 +106,7 @@ class AuditLog:
 
 
 def _encode(line: dict[str, Any]) -> str:
-    """JSON in ASCII: what else some take for the end of a line (U+2028) is escaped."""
+    """JSON in ASCII: other line separators (U+2028) are escaped."""
     return json.dumps(line, separators=(",", ":"))
 
 

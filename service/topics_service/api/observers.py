@@ -18,7 +18,7 @@ End = Callable[[BaseException | None], None]
 class Observation:
     """A call or a step that is observed while its context is entered.
 
-    `facts` may grow until the end. `principal` is the caller; None stands for that of the current request.
+    `facts` may grow until the end. `principal` is the caller; None means that of the current request.
     """
 
     __slots__ = ("_ends", "_observers", "facts", "name", "principal")
@@ -60,7 +60,7 @@ class Observers:
     def note(
         self, name: str, facts: Facts, principal: Principal | None = None, error: BaseException | None = None
     ) -> None:
-        """Report what has already happened, or was refused with `error`."""
+        """Report a call that has already ended, or was refused with `error`."""
         observation = self(name, facts, principal)
         observation.__enter__()
         observation.__exit__(None, error, None)

@@ -205,9 +205,9 @@ class DiffRequest(Struct, kw_only=True):
     8 MiB; `wait_ms` is clamped to 30000. `nodes` drops records written by these nodes.
 
     Beyond the contract, instead of `from_seq`: `from_ts` starts at the first record of that time (ms) or later, `last`
-    at the last so many live records (0: only what comes from now on). `filter` keeps only records with a matching tag:
-    `limit` then counts matches, and a page can end before it is full (see `reader.read`). With `committed` the cursor
-    is a group's position: beyond the head it counts as the head, and tells of no other life of the topic.
+    that many live records before the end (0: only new ones). `filter` keeps only records with a matching tag: `limit`
+    then counts matches, and a page can end before it is full (see `reader.read`). With `committed` the cursor is a
+    group's position: beyond the head it counts as the head, and does not reveal a recreated topic.
     """
 
     topic: str
@@ -226,9 +226,9 @@ class DiffRequest(Struct, kw_only=True):
 class BulkRequest(DiffRequest, kw_only=True):
     """A page of a long read whose pages belong together. `limit` and `max_batch_bytes` count as they are.
 
-    `end_seq` is the last seq to read (None: the head). `epoch` is 0 for the first page and then what that page gave:
-    a topic that was deleted and made again in between is `topic_not_found`, never read on. So is one that has another
-    id than `topic_id`, unless that is empty.
+    `end_seq` is the last seq to read (None: the head). `epoch` is 0 for the first page and then that of the first
+    reply: a topic that was recreated in between is `topic_not_found`. So is one that has another id than `topic_id`,
+    unless that is empty.
     """
 
     end_seq: int | None = None
@@ -330,8 +330,8 @@ class Identity(Struct, frozen=True, kw_only=True):
 class QueueCounters(Struct, frozen=True, kw_only=True):
     """The counters of a queue: those of docs/contract.md, 10.8, and the jobs that these leave out.
 
-    `delayed` jobs are not due yet, those among them that are `retrying` were delivered before; nobody gets `exhausted`
-    ones again, which the dead letter topic has not taken yet.
+    `delayed` jobs are not due yet, those among them that are `retrying` were delivered before; `exhausted` ones, which
+    wait for the dead letter topic, are not delivered again.
     """
 
     ready: int

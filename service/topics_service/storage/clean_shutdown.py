@@ -137,7 +137,7 @@ def known_damage(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except ValueError:  # older versions wrote the text alone: a changed byte in it could accuse another file
-        return f"its cause can't be told: {_DAMAGE} is damaged, or of an older version"
+        return f"its cause is unknown: {_DAMAGE} is damaged, or of an older version"
 
 
 def is_headless(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Opens a damaged data directory for reading what is intact, through copies and links: nothing in it changes."""
+"""Opens a damaged data directory to read its intact parts, through copies and links: nothing in it changes."""
 
 import re
 import shutil
@@ -26,9 +26,10 @@ _LENIENT: Final = DBRecoveryMode.skip_any_corrupted_record()
 
 
 class Opened(NamedTuple):
-    """The rows that can be read. `notes`: what had to be done for it, in words. `log_damaged`: writes at the end may be
-    missing. `lost`: tables that are gone, can't be read at all, or of which it is not known how far they went.
-    `revived`: in these families rows can be back whose range had been removed."""
+    """The rows that can be read. `notes`: the measures taken, in words. `log_damaged`: writes at the end may be
+    missing. `lost`: tables that are missing, unreadable, or of unknown extent. `revived`: in these families rows can be
+    back whose range had been removed.
+    """
 
     source: verify.DirectorySource
     notes: list[str]
@@ -141,7 +142,7 @@ def _make_current(path: Path, own: Path) -> list[str]:
     if (damage is None and not clean_shutdown.is_headless(own)) or len(manifests) != 1:
         return []
     (own / "CURRENT").write_text(f"{manifests[0].name}\n")
-    return [f"{path / 'CURRENT'} is made anew: it leads to {manifests[0].name}"]
+    return [f"{path / 'CURRENT'} is rebuilt: it leads to {manifests[0].name}"]
 
 
 def _rebuilt(path: Path, own: Path) -> _Way:
@@ -156,7 +157,7 @@ def _rebuilt(path: Path, own: Path) -> _Way:
     for file in [*own.glob("MANIFEST-*"), own / "CURRENT"]:
         file.unlink(missing_ok=True)
     mended = _mend_tables(path, own, {file.name: None for file in own.glob("*.sst")})
-    notes = [*mended.way.notes, "the manifest is made anew, of the tables that are there"]
+    notes = [*mended.way.notes, "the manifest is rebuilt from the existing tables"]
     unknown = _make_families_known(own)
     if unknown is not None:
         notes.append(unknown)
@@ -170,7 +171,7 @@ def _rebuilt(path: Path, own: Path) -> _Way:
 
 
 class _Mended(NamedTuple):
-    """The sizes of the tables that are made anew, by name."""
+    """The sizes of the rebuilt tables, by name."""
 
     way: _Way
     sizes: dict[str, int]
@@ -217,7 +218,7 @@ def _families_of(own: Path, facts: TableFacts | None) -> set[Family]:
 def _make_families_known(own: Path) -> str | None:
     """Add a table to each family, with nothing but the removal of a row that is not there; or say why not.
 
-    RocksDB takes from tables which families there are, and drops what the log has of others. Its options file has them
+    RocksDB takes the families from the tables, and drops rows of others from the log. Its options file has them
     in the order of their numbers.
     """
     files = sorted(own.glob("OPTIONS-*"), key=lambda file: int(file.name.rpartition("-")[2].partition(".")[0]))

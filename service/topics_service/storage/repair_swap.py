@@ -17,7 +17,7 @@ from topics_service.storage.private import make_private
 _MARKER: Final = clean_shutdown._REPAIR
 _WORK: Final = "repair"
 _NEW: Final = "new"
-_ARCHIVE: Final = "archive"  # of the old write-ahead log: the numbers of its files begin anew
+_ARCHIVE: Final = "archive"  # of the old write-ahead log: the numbers of its files start again
 
 
 class Swap:
@@ -106,7 +106,7 @@ def locked(path: Path) -> Iterator[None]:
 def copy(path: Path, target: Path) -> None:
     """A full copy of the files of the database to `target`, which is not there or empty; durable on return.
 
-    Not by links: what is to be safe from a mistake must not share its blocks. Raises OSError.
+    Not by links: a copy that protects from mistakes must not share blocks. Raises OSError.
     """
     make_private(target)
     for file in sorted(path.iterdir()):

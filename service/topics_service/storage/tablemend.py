@@ -1,10 +1,10 @@
 """Rebuilding a table with damaged parts around its rows, from the same blocks of rows.
 
-The blocks are found one after the other from the start of the file, each by its checksum, so that nothing of what lies
-around them is needed. Index, metaindex and footer are made of what is found; range deletions and the family are taken
+The blocks are found one after the other from the start of the file, each by its checksum, so that the parts around them
+are not needed. Index, metaindex and footer are rebuilt from the blocks found; range deletions and the family are taken
 over, a filter is not. A stretch of rows that can't be read stays as it is: a read of it fails as before.
 
-Rows keep their sequence numbers, and what removes rows is among them: nothing that was deleted comes back by this.
+Rows, including deletions, keep their sequence numbers: deleted rows do not come back.
 """
 
 import struct
@@ -85,7 +85,7 @@ def _starts(data: bytes, salt: int, listed: dict[bytes, Handle] | None) -> _Star
 
 
 def _parts(data: bytes, salt: int, end: int, starts: _Starts) -> _Parts:
-    """Find what can be read by its content: no part around the rows has to be sound for another one to be found."""
+    """Find readable parts by their content, independent of each other."""
     rows: list[tuple[Handle, bytes, bytes]] = []
     ranges, properties, listed = None, None, None
     at, seen = 0, list[Handle]()
@@ -146,7 +146,7 @@ def _next_block(data: bytes, at: int, end: int, salt: int, starts: _Starts) -> H
 
 
 def _rows_stop(parts: _Parts, listed: dict[bytes, Handle] | None) -> int | None:
-    """Find the end of the blocks of rows; None if nothing tells."""
+    """Find the end of the blocks of rows; None if unknown."""
     if listed:
         return min(handle.offset for handle in listed.values())
     if parts.listed is not None:

@@ -42,7 +42,7 @@ class Damage(NamedTuple):
 
 
 class Source(Protocol):
-    """The rows to check, which do not change meanwhile."""
+    """The rows to check, which do not change during the check."""
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See Store."""
@@ -137,7 +137,7 @@ def opened(path: Path) -> Iterator[DirectorySource]:
 class _ReadOnlyStore(ReadingStore):
     """A database without a writer, opened through links from a directory of our own.
 
-    RocksDB's read-only mode changes nothing, but rocksdict puts a file of its own into the directory.
+    RocksDB's read-only mode changes nothing, but rocksdict puts a file into the directory.
     """
 
     _IS = "a database under verification"

@@ -27,7 +27,7 @@ _LEASE_MIN_MS: Final = 100
 
 
 class OpenQueues:
-    """What all calls on queues share. An instance keeps the state of every queue that was used."""
+    """State shared by all calls on queues. An instance keeps the state of every queue that was used."""
 
     def __init__(
         self,

@@ -252,7 +252,7 @@ class Queue:
         """End the leases of jobs, whose delivery counts and attempts become these; they can be claimed again from
         `ready_at` on.
 
-        0 stands for now. A job after its last delivery is exhausted at once.
+        0 means now. A job after its last delivery is exhausted at once.
         """
         later = []
         for seq, row in ended.items():

@@ -14,10 +14,10 @@ Kind = Literal["gap", "derived", "dropped", "lost"]
 
 
 class Action(Struct, frozen=True, kw_only=True):
-    """One change against what was written.
+    """One change of the written data.
 
-    `gap`: seqs (inclusive) become an explicit loss, reason `cap`. `derived`: a row is made anew from others.
-    `dropped`: rows are left out; what they said counts no more. `lost`: what can't be repaired here.
+    `gap`: seqs (inclusive) become an explicit loss, reason `cap`. `derived`: a row is rebuilt from others.
+    `dropped`: rows are left out; their content no longer counts. `lost`: can't be repaired here.
     """
 
     kind: Kind
@@ -31,9 +31,9 @@ class Action(Struct, frozen=True, kw_only=True):
 class Uncertain(Struct, frozen=True, kw_only=True):
     """Uncertainty about the last writes: nothing is missing by default.
 
-    `jump`: so many seqs behind a head may have been handed out by writes that are lost. `heads`: for these logs a later
-    write tells how far they were. `one_table`: all that is lost is one table, so that of a log's state and its blocks
-    one is as it was. `revived`: in these families rows can be back that were removed by their range.
+    `jump`: number of seqs after a head that lost writes may have used. `heads`: the heads of these logs, known from a
+    later write. `one_table`: all that is lost is one table, so that of a log's state and its blocks one is as it was.
+    `revived`: in these families rows can be back that were removed by their range.
     """
 
     jump: int = 0
@@ -51,7 +51,7 @@ class Sink(Protocol):
 
 
 class Rows:
-    """Reads rows past damage, and tells what is done."""
+    """Reads rows past damage, and reports actions."""
 
     def __init__(self, source: Source, sink: Sink, report: Callable[[Action], None]) -> None:
         self.source = source
@@ -73,7 +73,7 @@ class Rows:
     def report(
         self, kind: Kind, text: str, part: Part | None = None, first: int | None = None, last: int | None = None
     ) -> None:
-        """Tell of one."""
+        """Report one."""
         topic, partition = (None, None) if part is None else (part.row.name, part.partition)
         self._report(Action(kind=kind, text=text, topic=topic, partition=partition, first_seq=first, last_seq=last))
 

@@ -27,8 +27,8 @@ def highest_seqs(rows: Rows, ledger: Ledger) -> dict[int, int]:
 def save(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
     """Save the rows that refer to existing records. The states are final by now.
 
-    Rows of `revived` families can be back that were removed by their range. Those of logs that are gone are left out in
-    any case; beside that, leases are removed so.
+    Rows of `revived` families can be back that were removed by their range. Those of removed logs are left out in any
+    case; beside that, leases are removed so.
     """
     for family, what, look in CHECKS:
         left_out: dict[int, int] = {}
@@ -85,5 +85,5 @@ def _looked(
         except DECODING:
             yield key, value, part, None
             continue
-        # An expiry that is missing is made anew.
+        # A missing expiry is rebuilt.
         yield key, value, part, None if any(problem.kind != "missing" for problem in reported) else max(0, last)

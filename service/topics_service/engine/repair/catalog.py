@@ -1,4 +1,4 @@
-"""The catalog and the states of logs, as far as they can be read, and what is made up for the rest."""
+"""The catalog and the states of logs, as far as readable, and substitutes for the rest."""
 
 from contextlib import suppress
 
@@ -14,12 +14,12 @@ from topics_service.storage.kafkablock import decode
 from topics_service.storage.store import Family
 
 _COUNTERS = {b"next_topic": "topics", b"next_log": "logs", b"next_producer": "Kafka producers"}
-_MARGIN = 1 << 20  # what a counter that is lost may have counted beyond what is left
+_MARGIN = 1 << 20  # margin of a lost counter above its known values
 _BOOT = b"boot"
 
 
 class Ledger:
-    """The catalog that is saved: parts by log id, those whose state was lost, and what ceilings there are."""
+    """The saved catalog: parts by log id, those whose state was lost, and the ceilings."""
 
     def __init__(self) -> None:
         self.parts: dict[int, Part] = {}
@@ -83,12 +83,12 @@ def _states(rows: Rows, ledger: Ledger) -> None:
         if part.s is None:
             ledger.derived.add(log_id)
             part.s = Snapshot()
-            text = "its state is lost and made anew of its records; the last that were deleted or evicted can come back"
+            text = "its state is lost and rebuilt from its records; the last deleted or evicted ones can come back"
             rows.report("derived", text, part)
 
 
 def _adopted(rows: Rows, ledger: Ledger, log_id: int) -> Part:
-    """A topic of its own for a log whose catalog row is lost, so that its records can be read."""
+    """A new topic for a log whose catalog row is lost, so that its records can be read."""
     name = f"recovered:log-{log_id}"
     with suppress(*DECODING):
         ledger.last_topic = max(
@@ -106,7 +106,7 @@ def _adopted(rows: Rows, ledger: Ledger, log_id: int) -> Part:
 
 
 def gaps_and_deletes(rows: Rows, ledger: Ledger, *, bring_back: bool) -> dict[int, list[tuple[int, int]]]:
-    """Read these into the states. Returns by log the ranges of seqs of which it is not known what was deleted."""
+    """Read these into the states. Returns by log the ranges of seqs whose deletes are unknown."""
     gaps: dict[int, list[Gap]] = {}
     for key, value in rows.family(Family.GAPS):
         ledger.see(log_of(key))
@@ -190,7 +190,7 @@ def facts(rows: Rows, ledger: Ledger, *, end_lost: bool = False) -> None:
     if rows.holes[Family.META] and _BOOT not in found:
         found[_BOOT] = b"lost"
         rows.report(
-            "derived", "the end of the last run: it is taken for a power cut, topics go on above their ceilings"
+            "derived", "the end of the last run: it counts as a power cut, topics continue above their ceilings"
         )
     found.pop(b"format", None)  # a new store has its own
     for name, value in found.items():

@@ -1,4 +1,4 @@
-"""The records of one log: the blocks that can be read are saved, what lies between them becomes gaps."""
+"""The records of one log: readable blocks are saved, the ranges between them become gaps."""
 
 from pyroaring import BitMap
 
@@ -15,7 +15,7 @@ from topics_service.storage.kafkablock import decode, encode
 from topics_service.storage.store import Family
 from topics_service.storage.verify import Damage
 
-_ALL = 1 << 20  # seqs to pass over where nothing at all tells how far a log was
+_ALL = 1 << 20  # seqs to skip if the extent of a log is unknown
 
 
 class LogSalvage:
@@ -63,7 +63,7 @@ class LogSalvage:
         self._lose(self._next, first)
         self._first = first if self._first is None else self._first
         self._cum = block.cum_bytes if self._cum is None else self._cum
-        if block.cum_bytes != self._cum:  # what is lost does not count
+        if block.cum_bytes != self._cum:  # lost records do not count
             block.cum_bytes = self._cum
             value = encode(block)
         self._rows.put(Family.BLOCKS, key, value)
@@ -74,7 +74,7 @@ class LogSalvage:
         self._index(block)
 
     def damage(self, damage: Damage) -> None:
-        """What is missing shows in the seqs of the rows."""
+        """Missing blocks show in the seqs of the rows."""
 
     def finish(self) -> None:
         """There are no more blocks: save gaps, deletes and the state."""
@@ -134,7 +134,7 @@ class LogSalvage:
             self._rows.report("gap", "can't be read any more", self._part, first, last)
 
     def _deletes(self) -> Deletes:
-        """The marks of what is saved, with the bytes that were counted."""
+        """The marks of saved records, with their counted bytes."""
         s, chunks = self.s, {}
         for number in s.deletes.numbers():
             base, stop = number << CHUNK_BITS, (number + 1) << CHUNK_BITS
@@ -151,7 +151,7 @@ class LogSalvage:
         return Deletes(chunks)
 
     def _index(self, block: StoredBlock) -> None:
-        """The tag index is made anew, in runs as `maintenance` makes them."""
+        """Rebuild the tag index, in runs as in `maintenance`."""
         if block.end_seq - 1 > self.s.sealed_to:
             self._flush_run()
             return

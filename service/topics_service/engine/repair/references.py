@@ -15,7 +15,7 @@ from topics_service.storage.store import Family
 
 
 def save_routers(rows: Rows, ledger: Ledger) -> None:
-    """Save the routers. One whose cursor is lost begins anew, or behind what is known to be copied."""
+    """Save the routers. One whose cursor is lost restarts, or continues after its last known copy."""
     ends = {part.row.name: part for part in ledger.parts.values() if not part.partition}
     found, names = dict(rows.family(Family.ROUTERS)), set()
     for hole in rows.holes[Family.ROUTERS]:
@@ -43,7 +43,7 @@ def save_routers(rows: Rows, ledger: Ledger) -> None:
             cursor, forwarded = 0, 0
             if row.config.guarantee == "exactly_once":
                 cursor = _copied(rows, dest.log_id, row.name, source.number)
-            rows.report("derived", f'the cursor of router "{row.name}", which goes on behind seq {cursor} of', source)
+            rows.report("derived", f'the cursor of router "{row.name}", which continues after seq {cursor} of', source)
         if cursor > head:
             rows.report("derived", f'the cursor of router "{row.name}" was beyond the head', source, cursor, head)
             cursor = head

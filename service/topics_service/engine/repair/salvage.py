@@ -27,7 +27,7 @@ class Salvage:
     logs, as a server has them, and the blocks of 16 Ki records.
 
     Every row that can be read and agrees with the others is taken over as it is. Seqs of records that can't be read
-    become gaps, and no seq is handed out again. The tag index and the expiries of idempotency keys are made anew.
+    become gaps, and no seq is handed out again. The tag index and the expiries of idempotency keys are rebuilt.
     """
 
     def __init__(

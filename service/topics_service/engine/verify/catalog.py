@@ -16,7 +16,7 @@ _COUNTERS: Final = {b"next_topic": "topics", b"next_log": "logs"}
 
 
 def parts(findings: Findings) -> dict[int, Part]:
-    """Every log, by its id, with its state but for deletes and gaps (`load`). Tells what is wrong with the catalog."""
+    """Every log, by its id, with its state but for deletes and gaps (`load`). Checks the catalog."""
     found: dict[int, Part] = {}
     names: set[str] = set()
     last_topic = 0
@@ -68,7 +68,7 @@ def _states(findings: Findings, found: Mapping[int, Part]) -> None:
 
 
 def load(findings: Findings, part: Part, s: Snapshot) -> None:
-    """Read the deletes and gaps of a log into its state, and tell where the state contradicts itself."""
+    """Read the deletes and gaps of a log into its state, and report contradictions."""
     start, stop = keys.log_range(part.log_id)
     whole = findings.holes
     chunks: dict[int, Chunk] = {}

@@ -38,7 +38,7 @@ class Audit:
     ) -> None:
         """`report` is called with each problem as it is found.
 
-        `deep` also compares the tag index with the records, and takes apart what Kafka clients compressed.
+        `deep` also compares the tag index with the records, and decompresses batches of Kafka clients.
         """
         self.totals = Totals()
         self.expected = 0
@@ -47,7 +47,7 @@ class Audit:
         self._source = source
         self._deep = deep
         self.progress: Callable[[int], None] = lambda _: None
-        """Told of so many more records that were read."""
+        """Called with the number of further records read."""
         self._parts: dict[int, Part] = {}
 
     def begin(self) -> None:
@@ -105,7 +105,7 @@ class _LogAudit:
     def __init__(
         self, findings: Findings, part: Part, s: Snapshot, count: Callable[[int], None], *, deep: bool
     ) -> None:
-        """`count` is called with so many more records that were read."""
+        """`count` is called with the number of further records read."""
         self._part = part
         self._count = count
         self._tags = TagIndex(findings, part, s, deep=deep)

@@ -18,13 +18,13 @@ from topics_service.storage.verify import Damage, Source
 
 Kind = Literal["unreadable", "damaged", "missing", "mismatch", "orphan"]
 DECODING = (TopicsError, CorruptBlockError, StoreError, ValueError, LookupError, struct.error, msgspec.MsgspecError)
-"""What a decoder raises for a row that is not what it should be."""
+"""Errors of a decoder for an invalid row."""
 
 
 class Problem(Struct, frozen=True, kw_only=True):
     """One thing that is wrong.
 
-    `unreadable`: a file is damaged. `damaged`: a row can be read, and is not what was written. `missing`: something
+    `unreadable`: a file is damaged. `damaged`: a row can be read, and has changed. `missing`: something
     that another row speaks of is not there. `mismatch`: two rows contradict each other. `orphan`: a row belongs to
     nothing. Topic, partition, seqs (inclusive) and file are given where they are known.
     """
@@ -39,7 +39,7 @@ class Problem(Struct, frozen=True, kw_only=True):
 
 
 class Part(Struct, kw_only=True):
-    """One log, by what the catalog says of it; `s` is None when its state row is not there or damaged."""
+    """One log, according to the catalog; `s` is None when its state row is not there or damaged."""
 
     log_id: int
     number: int
@@ -64,7 +64,7 @@ class Part(Struct, kw_only=True):
 
 
 class Findings:
-    """Tells problems as they are found, and reads rows past those that can't be read."""
+    """Reports problems as they are found, and reads past unreadable rows."""
 
     def __init__(self, source: Source, report: Callable[[Problem], None]) -> None:
         self.source = source
@@ -83,7 +83,7 @@ class Findings:
         last: int | None = None,
         file: str | None = None,
     ) -> None:
-        """Tell of one."""
+        """Report one."""
         topic, partition = (None, None) if part is None else (part.row.name, part.partition)
         self._report(
             Problem(
@@ -111,7 +111,7 @@ class Findings:
         first: int | None = None,
         last: int | None = None,
     ) -> None:
-        """Tell of a stretch of rows that can't be read."""
+        """Report a stretch of unreadable rows."""
         if part is None and (family, damage.why) in self._told_of:
             return
         self._told_of.add((family, damage.why))
@@ -120,7 +120,7 @@ class Findings:
 
     @contextmanager
     def decoding(self, what: str, part: Part | None = None, *, hole: bool = False) -> Iterator[None]:
-        """Tell of what a decoder raises within; with `hole` it counts as one."""
+        """Report errors of a decoder within; with `hole` it counts as one."""
         try:
             yield
         except DECODING as error:

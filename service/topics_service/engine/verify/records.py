@@ -25,9 +25,9 @@ class Records:
         self._s = s
         self._look = look
         self._top = s.volatile_from - 1 if s.volatile_from else s.head  # the last that can be on disk
-        self._next = s.earliest  # what is alive up to here is accounted for
+        self._next = s.earliest  # live records up to here are accounted for
         self._before: StoredBlock | None = None
-        self._why: Damage | str | None = None  # what stands where the next records should be
+        self._why: Damage | str | None = None  # the rows in place of the next records
         self._whole = True
         self._sums = LiveBytes(s)
 
@@ -56,7 +56,7 @@ class Records:
         return block.count
 
     def finish(self) -> None:
-        """There are no more."""
+        """Check the end."""
         s = self._s
         self._cover(self._top + 1)
         if not self._whole or self._part.settled is None:
@@ -72,14 +72,14 @@ class Records:
         for number in s.deletes.numbers():
             first = number << CHUNK_BITS
             if s.deletes.count(first, s.earliest):
-                continue  # records that it marks can be gone
+                continue  # its marked records can be removed
             marked = s.deletes.dead_bytes(first, first + (1 << CHUNK_BITS), lambda _: 0)
             if marked != self._sums.dead.get(number, 0):
                 text = f"a delete bitmap counts {marked} bytes, its records have {self._sums.dead.get(number, 0)}"
                 self._wrong(text, first, first + (1 << CHUNK_BITS) - 1)
 
     def _cover(self, stop: int) -> None:
-        """The next records begin at `stop`: what should be there before is not."""
+        """The next records begin at `stop`: earlier ones are missing."""
         why, self._why = self._why, None
         reported = False
         for first, last in self._s.between_gaps(self._next, min(stop, self._top + 1)):

@@ -1,7 +1,7 @@
-"""The tag index of one log, by itself and against the records.
+"""The tag index of one log, alone and against the records.
 
-Both ways with one pass each: every tagged record that is indexed has to stand in the row of its run, and the rows have
-to speak of no more live records than that. Only when they do, records are looked up one by one.
+Both ways with one pass each: every tagged record that is indexed has to stand in the row of its run, and the rows must
+have no other live records. Only when they do, records are looked up one by one.
 """
 
 from array import array
@@ -108,7 +108,7 @@ class TagIndex:
         return {run + position for position in array("I", found[1])}
 
     def _find_strays(self) -> None:
-        """Tell which rows speak of live records that don't have the tag."""
+        """Report rows with live records that don't have the tag."""
         cache, reported, log_id = BlockCache(_CACHE_BYTES), 0, self._part.log_id
         start = keys.unindexed_range(log_id)[1]
         for key, value in self._findings.rows(Family.TAGS, start, keys.log_range(log_id)[1]):

@@ -25,8 +25,9 @@ _MARK: Final = bytes([_PUT, len(MOMENT_KEY)]) + MOMENT_KEY + bytes([_U64.size])
 
 
 class Batch(NamedTuple):
-    """`stop` is the byte of the file behind it, `seq` the sequence number of its first row, `next_seq` the one behind
-    its last, `rows` what `rows` reads."""
+    """`stop` is the byte of the file after it, `seq` the sequence number of its first row, `next_seq` the one after its
+    last, `rows` the input of `rows`.
+    """
 
     stop: int
     seq: int

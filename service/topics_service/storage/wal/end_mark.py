@@ -1,4 +1,4 @@
-"""The end mark: the ends of the written and the synced log, in a file beside it. It distinguishes a truncated log from
+"""The end mark: the ends of the written and the synced log, in a separate file. It distinguishes a truncated log from
 one that a killed process left behind.
 
 The numbers are written to memory that the file is mapped to, so they outlive the process, and cost a write less than

@@ -46,8 +46,9 @@ class _Torn(NamedTuple):
 
 
 class Read(Struct):
-    """Result of reading: the end of the whole log, its file and byte, the first break, the ends within a record
-    that the next file goes on behind (or nothing does), and where the newest file is damaged, if the break is that."""
+    """Result of reading: the end of the whole log, its file and byte, the first break, the ends within a record after
+    which the next file continues (or nothing does), and where the newest file is damaged, if the break is that.
+    """
 
     first_seq: int | None = None
     next_seq: int | None = None
@@ -201,6 +202,6 @@ def read(logs: list[tuple[int, Path]]) -> Read:
 
 
 def _gap(number: int, path: Path, stop: int, found: Read, batch: Batch) -> Break:
-    at = f"{_THE_LOG} {path} goes on with row {batch.seq} at byte {stop}"
+    at = f"{_THE_LOG} {path} continues with row {batch.seq} at byte {stop}"
     text = f"{at}, in place of {found.next_seq}; what came before ends in {found.end}"
     return Break(number, stop, number + 1 if stop else number, text)

@@ -1,7 +1,7 @@
 /**
  * One operation of the TypeScript client, as test_behaviours.py wants it: driver.mjs OPERATION JSON.
  *
- * Prints one JSON object a line. A line on stdin ends what goes on for ever. With TOPICS_HTTP it is the client for
+ * Prints one JSON object a line. A line on stdin ends an endless scenario. With TOPICS_HTTP it is the client for
  * browsers, over HTTP; else that for Node, over gRPC.
  */
 import { connect as connectHttp } from "topics-sdk/browser";

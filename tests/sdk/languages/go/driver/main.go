@@ -1,6 +1,6 @@
 // One operation of the Go client, as test_behaviours.py wants it: driver OPERATION JSON.
 //
-// It prints one JSON object a line. A line on stdin ends what goes on for ever.
+// It prints one JSON object a line. A line on stdin ends an endless scenario.
 package main
 
 import (
