@@ -303,8 +303,8 @@ async def test_who_reads_slowly_gets_everything(serve: Serve, connect: Connect) 
 
 async def test_many_small_requests_in_one_read_do_not_hold_the_loop(serve: Serve, connect: Connect) -> None:
     def fetch(context: Context, version: int, request: Message) -> Message:
-        end = time.perf_counter() + 0.001
-        while time.perf_counter() < end:
+        end = time.thread_time() + 0.001
+        while time.thread_time() < end:
             pass
         return {"responses": []}
 
@@ -312,13 +312,13 @@ async def test_many_small_requests_in_one_read_do_not_hold_the_loop(serve: Serve
     client = await connect(server)
     for number in range(300):
         client.send(ApiKey.FETCH, 4, number, **FETCH)
-    longest, last = 0.0, time.perf_counter()
+    longest, last = 0.0, time.thread_time()  # not the wall clock: others may have the processor meanwhile
 
     async def watch() -> None:
         nonlocal longest, last
         while True:
             await asyncio.sleep(0)
-            now = time.perf_counter()
+            now = time.thread_time()
             longest, last = max(longest, now - last), now
 
     watcher = asyncio.create_task(watch())
