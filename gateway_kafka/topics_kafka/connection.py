@@ -4,13 +4,15 @@ import asyncio
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-from topics_net.loop_budget import SLICE_SECONDS, LoopBudget
-from topics_net.rate_limited_logger import RateLimitedLogger
-from topics_net.send_timeout import SendTimeouts, undrained
-from topics_service.api.budget import MemoryBudget, Share
-from topics_service.statistics import KafkaStatistics
+from topics_kafka.session import Session
+from topics_net.loop_budget import SLICE_SECONDS
+from topics_net.send_timeout import undrained
+from topics_service.api.budget import Share
+
+if TYPE_CHECKING:
+    from topics_kafka.listener import KafkaServer
 
 MIN_FRAME_BYTES: Final = 8
 MAX_FRAME_BYTES: Final = 100 << 20
@@ -29,57 +31,6 @@ _HTTP: Final = (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC", b
 Buffer = bytes | bytearray | memoryview
 
 
-class FrameHandler(Protocol):
-    """Handles the frames of a connection."""
-
-    @property
-    def authenticated(self) -> bool:
-        """True once the client is authenticated, or if no authentication is needed."""
-
-    @property
-    def share(self) -> Share | None:
-        """The share of the memory budget of the connection's key; None without a key."""
-
-    def feed(self, frame: Buffer, taken: int) -> None:
-        """Accept a frame, which holds `taken` bytes of the budget until it is answered. Requires `room()`."""
-
-    def room(self) -> bool:
-        """Return whether another frame is accepted now."""
-
-    @property
-    def is_writing(self) -> bool:
-        """True while a write is running or held that must complete even if the client disconnects."""
-
-    def writable(self) -> None:
-        """Called when the client reads again."""
-
-    def shutdown(self) -> None:
-        """Finish running requests, then close."""
-
-    def lost(self) -> None:
-        """Called when the connection is lost."""
-
-
-class ListenerState(Protocol):
-    """State that the connections of one listener share."""
-
-    statistics: KafkaStatistics
-    budget: MemoryBudget
-    loop_budget: LoopBudget
-    unsent: int
-    send_timeouts: SendTimeouts
-    log: RateLimitedLogger
-    scratch: memoryview
-    idle_seconds: float
-    first_request_seconds: float
-
-    def opened(self, connection: "Connection") -> bool:
-        """Register the connection. Return False if there are too many."""
-
-    def forget(self, connection: "Connection") -> None:
-        """Unregister the connection, or one that was refused."""
-
-
 class Connection(asyncio.BufferedProtocol):
     """Splits the incoming bytes into frames for `frames`, and sends responses.
 
@@ -88,12 +39,12 @@ class Connection(asyncio.BufferedProtocol):
     The listener calls `expire` after `deadline`, a time of the loop's clock; 0 means never.
     """
 
-    def __init__(self, listening: ListenerState, frames: Callable[["Connection"], FrameHandler]) -> None:
+    def __init__(self, listening: "KafkaServer", frames: Callable[["Connection"], Session]) -> None:
         self._listening = listening
         self._make_frames = frames
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
-        self._frames: FrameHandler
+        self._frames: Session
         self.peer = ""
         self.deadline = 0.0
         self.write_paused = False

@@ -5,9 +5,9 @@ import contextvars
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from topics_kafka.handlers import Api, Context, Handler, advertised_versions
 from topics_kafka.handlers.sasl import raw_token
@@ -24,6 +24,9 @@ from topics_net import background
 from topics_service.api.budget import MemoryBudget, Share
 from topics_service.api.request_context import KafkaRequest, current_request
 
+if TYPE_CHECKING:
+    from topics_kafka.connection import Connection
+
 log: Final = logging.getLogger("topics.kafka")
 
 MAX_PIPELINED: Final = 64
@@ -36,31 +39,6 @@ _RETRY_SECONDS: Final = 0.02
 _ERRORS: Final = {code.value: code.name for code in ErrorCode}
 
 Buffer = bytes | bytearray | memoryview
-
-
-class Link(Protocol):
-    """The interface of a connection to its session."""
-
-    peer: str
-    write_paused: bool
-
-    def send(self, parts: Sequence[Buffer]) -> None:
-        """Send a response."""
-
-    def proceed(self) -> None:
-        """Feed received bytes: there is room again."""
-
-    def regulate(self) -> None:
-        """Pause or resume reading: there is no room."""
-
-    def idle(self) -> None:
-        """Start the idle timeout: no request is running."""
-
-    def close(self) -> None:
-        """Close after sending everything."""
-
-    def end(self, reason: str, message: str, *arguments: object) -> None:
-        """Cut the connection, count and log why."""
 
 
 class _Request:
@@ -95,7 +73,7 @@ class Session:
         context: Context,
         handlers: Mapping[int, Handler],
         budget: MemoryBudget,
-        link: Link,
+        link: "Connection",
         is_congested: Callable[[], bool],
     ) -> None:
         self._context = context

@@ -55,7 +55,7 @@ class SlicedProtocol(asyncio.Protocol):
         return False
 
     def _is_full(self) -> bool:
-        """Return whether nothing may be read now. Whenever that changes, call `_regulate`."""
+        """Return whether nothing may be read now. Whenever that changes, call `regulate`."""
         return False
 
     def _schedule(self) -> None:
@@ -80,13 +80,13 @@ class SlicedProtocol(asyncio.Protocol):
             return
         if self._backlog and work > BUSY:
             self._schedule()
-        self._regulate()
+        self.regulate()
 
     def _resize(self, size: int, work: int) -> None:
         """Choose the size of the next slice by the work in one of `size` bytes."""
         self._slice = max(self.MIN_BYTES, min(self.MAX_BYTES, size * BUSY // (work or 1)))
 
-    def _regulate(self) -> None:
+    def regulate(self) -> None:
         """Pause reading while anything waits to be parsed, and while `_is_full()`."""
         pause = bool(self._backlog) or self._is_full()
         if pause == self._is_paused or self._ended or self.transport.is_closing():

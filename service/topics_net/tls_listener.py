@@ -9,33 +9,17 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from topics_net import background
 from topics_net.rate_limited_logger import RateLimitedLogger
 
+if TYPE_CHECKING:
+    from topics_net.listener import Listener
+
 _RETRY_SECONDS: Final = 1.0
 _MAX_ACCEPTS: Final = 100
 _GRACE_SECONDS: Final = 1.0
-
-
-class ConnectionTracker(Protocol):
-    """Counts the connections of a listener."""
-
-    def is_full(self) -> bool:
-        """True if the connection limit is reached."""
-
-    def refuse(self) -> None:
-        """Count or log a connection that was accepted above the limit and closed at once."""
-
-    def enter(self, handshake: "Handshake") -> None:
-        """Add a connection whose handshake begins."""
-
-    def forget(self, handshake: "Handshake") -> None:
-        """Remove a handshake that ended, or whose connection now belongs to its protocol."""
-
-    def handshake_failed(self, peer: str, cause: str) -> None:
-        """Report a failed handshake: no TLS, an unsupported version, or a timeout."""
 
 
 class TlsListener:
@@ -48,7 +32,7 @@ class TlsListener:
 
     def __init__(
         self,
-        connections: ConnectionTracker,
+        listener: "Listener",
         sock: socket.socket,
         protocol: Callable[[], asyncio.BaseProtocol],
         context: ssl.SSLContext,
@@ -57,7 +41,7 @@ class TlsListener:
         backlog: int,
         **options: Any,
     ) -> None:
-        self._places = connections
+        self._listener = listener
         self._sock = sock
         self._protocol = protocol
         self._log = RateLimitedLogger(log)
@@ -70,7 +54,7 @@ class TlsListener:
         self._loop.add_reader(sock, self._accept)
 
     def close(self) -> None:
-        """Stop accepting. The connection tracker closes the connections already accepted."""
+        """Stop accepting. The listener closes the connections already accepted."""
         if self._retry is not None:
             self._retry.cancel()
         self._loop.remove_reader(self._sock)
@@ -87,14 +71,14 @@ class TlsListener:
                 self._loop.remove_reader(self._sock)
                 self._retry = background.call_later(_RETRY_SECONDS, self._resume)
                 return
-            if self._places.is_full() and not self._make_room():
+            if self._listener.is_full() and not self._make_room():
                 accepted.close()
-                self._places.refuse()
+                self._listener.refuse()
                 continue
             accepted.setblocking(False)
             handshake = Handshake(accepted, f"{address[0]}:{address[1]}", self)
             self._running[handshake] = None
-            self._places.enter(handshake)
+            self._listener.enter(handshake)
 
     def _make_room(self) -> bool:
         oldest = next(iter(self._running), None)
@@ -117,12 +101,12 @@ class TlsListener:
             await self._loop.connect_accepted_socket(lambda: first, accepted, **self._options)
         except OSError as error:  # ssl.SSLError among them
             accepted.close()
-            self._places.handshake_failed(handshake.peer, getattr(error, "reason", None) or str(error))
+            self._listener.handshake_failed(handshake.peer, getattr(error, "reason", None) or str(error))
 
     def leave(self, handshake: "Handshake") -> None:
-        """Remove the handshake from the tracker. Idempotent."""
+        """Remove the handshake from the listener. Idempotent."""
         if self._running.pop(handshake, self) is None:
-            self._places.forget(handshake)
+            self._listener.forget(handshake)
 
 
 class Handshake:

@@ -194,7 +194,7 @@ class Http2Protocol(SlicedProtocol):
         if unread.is_full and self._unread > UNREAD_BYTES and not self._held:
             self._held = True
             unread.hold(self)
-            self._regulate()
+            self.regulate()
 
     def _on_trailers(self, event: TrailersReceived) -> None:
         try:
@@ -256,7 +256,7 @@ class Http2Protocol(SlicedProtocol):
         if self._held:
             self._held = False
             self.registry.unread.leave(self)
-            self._regulate()
+            self.regulate()
 
     def taken(self, stream_id: int, size: int) -> None:
         """A stream does not have `size` received bytes any more."""
@@ -300,8 +300,6 @@ class Http2Protocol(SlicedProtocol):
             self.flush()
         else:
             self._end(ErrorCodes.NO_ERROR, linger=False)
-
-    head_timeout = shutdown
 
     def _end(self, code: ErrorCodes | None = None, *, linger: bool = True) -> None:
         """Write the output (and GOAWAY with `code`), end the streams, close."""

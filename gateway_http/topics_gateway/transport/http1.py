@@ -123,7 +123,7 @@ class Http1Protocol(SlicedProtocol):
             if self._running is None:
                 self._run_next()
             if self._is_blocked():  # else continue, to notice the end of the connection
-                self._regulate()
+                self.regulate()
         return self._work
 
     def _request_line(self, data: bytes) -> bytes:
@@ -290,7 +290,7 @@ class Http1Protocol(SlicedProtocol):
         if exchange is not None and not exchange.response_complete:
             exchange.add(body)
             if len(exchange.body) > MAX_UNREAD_BYTES:
-                self._regulate()
+                self.regulate()
 
     def on_message_complete(self) -> None:
         """The body is complete, or a head that asks for an upgrade."""
@@ -363,7 +363,7 @@ class Http1Protocol(SlicedProtocol):
             return
         self.registry.head_timeouts.cancel(self.transport)
         self._backlog.clear()  # it is in `rest`
-        self._regulate()
+        self.regulate()
         self._ended = True
         self.registry.forget(self)
         self.transport.set_protocol(protocol)
@@ -416,12 +416,7 @@ class Http1Protocol(SlicedProtocol):
         if self._backlog:
             self._schedule()
         if self._is_paused:
-            self._regulate()
-
-    def body_taken(self) -> None:
-        """The application waits for more of a body."""
-        if self._is_paused:
-            self._regulate()
+            self.regulate()
 
     def pause_writing(self) -> None:
         """The transport's buffer is full."""
@@ -495,10 +490,6 @@ class Http1Protocol(SlicedProtocol):
         self._resources.close()
         Linger(self.registry, transport)
         self.registry.forget(self)
-
-    def head_timeout(self) -> None:
-        """No request has arrived in time."""
-        self.transport.close()
 
     def shutdown(self) -> None:
         """Close now if no request runs, else after the responses to the requests that have arrived."""

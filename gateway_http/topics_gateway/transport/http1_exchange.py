@@ -88,7 +88,7 @@ class Http1Exchange(Exchange):
                 self._body_read = not self.more_body
                 whole = self.scope["state"].pop("body", b"")
                 return {"type": "http.request", "body": whole or bytes(body), "more_body": self.more_body}
-            self._protocol.body_taken()
+            self._protocol.regulate()
             if self._arrival is None:
                 self._arrival = asyncio.Event()
             self._arrival.clear()

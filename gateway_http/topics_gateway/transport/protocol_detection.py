@@ -64,8 +64,6 @@ class ProtocolDetector(asyncio.Protocol):
         """No request has begun."""
         self.transport.close()
 
-    head_timeout = shutdown
-
     def abort(self) -> None:
         """Close at once."""
         self.transport.abort()

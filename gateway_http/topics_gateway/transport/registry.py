@@ -91,8 +91,7 @@ class Registry(Listener):
     """The shared state of a server.
 
     Every application task is in `tasks` until it is done. `head_timeouts` has the transports of the connections that
-    wait for a request, whose protocols have `head_timeout()`. `websocket` is the protocol of WebSockets, None if there
-    are none.
+    wait for a request. `websocket` is the protocol of WebSockets, None if there are none.
     """
 
     def __init__(self, limits: Limits, websocket: Callable[..., asyncio.Protocol] | None = None) -> None:
@@ -100,7 +99,7 @@ class Registry(Listener):
         self.limits = limits
         self.websocket = websocket
         self.tasks: set[asyncio.Task[None]] = set()
-        self.head_timeouts = Deadlines[asyncio.Transport](limits.header_timeout, _head_timeout)
+        self.head_timeouts = Deadlines[asyncio.Transport](limits.header_timeout, _shut_down)
         self.unread = Unread(limits.unread)
         self._log = RateLimitedLogger(logger)
         self._date = b""
@@ -167,9 +166,9 @@ class Registry(Listener):
             await asyncio.wait(self.tasks)
 
 
-def _head_timeout(transport: asyncio.Transport) -> None:
+def _shut_down(transport: asyncio.Transport) -> None:
     protocol: Any = transport.get_protocol()
-    protocol.head_timeout()
+    protocol.shutdown()
 
 
 def endpoints(transport: asyncio.Transport) -> tuple[tuple[str, int] | None, tuple[str, int] | None, str]:
