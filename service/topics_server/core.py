@@ -51,7 +51,7 @@ class Core:
         self.audit = AuditLog(resources.audit_file.write) if resources.audit_file is not None else None
         observers = Observers(*traces.observers, *(() if self.audit is None else (self.audit.observe,)))
         if traces.observers:
-            engine.writer.span = observers
+            engine.writer.span = Observers(*traces.observers)
         self._commit = GroupCommit.for_engine(engine)
         engine.writer.on_write_failed = lambda error: log.critical("the server is read-only from now on: %s", error)
         self._reclaim = Reclaim(store, lambda: engine.writer.total_bytes)

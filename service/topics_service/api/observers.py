@@ -31,7 +31,10 @@ class Observation:
         self.principal = principal
 
     def __enter__(self) -> Facts:
-        self._ends = [end for begin in self._observers if (end := begin(self)) is not None]
+        for begin in self._observers:
+            end = begin(self)
+            if end is not None:
+                self._ends.append(end)
         return self.facts
 
     def __exit__(
