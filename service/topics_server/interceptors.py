@@ -101,7 +101,7 @@ def while_good(make: Make, authorizer: Authorizer) -> Make:
 
         return handle
 
-    return lambda door: {api: guarded(api, handler) for api, handler in make(door).items()}
+    return lambda context: {api: guarded(api, handler) for api, handler in make(context).items()}
 
 
 class KafkaAudit:

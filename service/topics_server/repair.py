@@ -30,7 +30,7 @@ class RepairError(Exception):
     """It can't be done, and nothing was changed; the message names the cause and the next step."""
 
 
-class Told(Struct, kw_only=True):
+class RepairObserver(Struct, kw_only=True):
     """Callbacks of a repair: `note` for the opening of the directory, `problem` for each finding of the audit, `action`
     for each (planned) repair. `begun` takes the estimated number of records, and returns the callback for batches of
     records that were read."""
@@ -60,7 +60,7 @@ class Report(Struct, kw_only=True):
 
 def repair(
     path: Path,
-    told: Told,
+    observer: RepairObserver,
     *,
     apply: bool = False,
     copy_to: Path | None = None,
@@ -85,30 +85,32 @@ def repair(
             raise RepairError(f"a server has {path} open: stop it first, or check a copy")
         scratch = Path(tempfile.mkdtemp(prefix="topics-repair-"))
         try:
-            return _plan(path, scratch / "old", told, bring_back=bring_back)
+            return _plan(path, scratch / "old", observer, bring_back=bring_back)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     try:
         with repair_swap.locked(path):
-            return _apply(path, told, copy_to, bring_back=bring_back, stepped=stepped)
+            return _apply(path, observer, copy_to, bring_back=bring_back, stepped=stepped)
     except BlockingIOError as error:
         raise RepairError(f"a server has {path} open: stop it first") from error
 
 
-def _plan(path: Path, scratch: Path, told: Told, *, bring_back: bool) -> Report:
+def _plan(path: Path, scratch: Path, observer: RepairObserver, *, bring_back: bool) -> Report:
     quarantine = repair_swap.Swap(path).pending()
     if quarantine is not None:
-        told.note(f"a repair was interrupted and will be completed, the old files are in {quarantine}")
+        observer.note(f"a repair was interrupted and will be completed, the old files are in {quarantine}")
         return Report(problems=1, quarantine=quarantine)
-    return _salvaged(path, scratch, None, told, bring_back=bring_back)
+    return _salvaged(path, scratch, None, observer, bring_back=bring_back)
 
 
-def _apply(path: Path, told: Told, copy_to: Path | None, *, bring_back: bool, stepped: Callable[[str], None]) -> Report:
+def _apply(
+    path: Path, observer: RepairObserver, copy_to: Path | None, *, bring_back: bool, stepped: Callable[[str], None]
+) -> Report:
     swap = repair_swap.Swap(path, stepped)
     quarantine = swap.pending()
     if quarantine is not None:
         swap.finish()
-        told.note("completed the interrupted repair")
+        observer.note("completed the interrupted repair")
         return Report(applied=True, resumed=True, quarantine=quarantine)
     swap.clear()
     try:
@@ -120,7 +122,7 @@ def _apply(path: Path, told: Told, copy_to: Path | None, *, bring_back: bool, st
         make_private(swap.work)
         store = RocksStore(swap.new)
         try:
-            report = _salvaged(path, swap.work / "old", store, told, bring_back=bring_back)
+            report = _salvaged(path, swap.work / "old", store, observer, bring_back=bring_back)
         finally:
             store.close()
         shutil.rmtree(swap.work / "old")
@@ -141,27 +143,29 @@ def _apply(path: Path, told: Told, copy_to: Path | None, *, bring_back: bool, st
             swap.clear()
 
 
-def _salvaged(path: Path, scratch: Path, store: RocksStore | None, told: Told, *, bring_back: bool) -> Report:
+def _salvaged(
+    path: Path, scratch: Path, store: RocksStore | None, observer: RepairObserver, *, bring_back: bool
+) -> Report:
     """Salvage into `store`, or only report."""
     report = Report()
 
     def problem(found: Problem) -> None:
         report.problems += 1
-        told.problem(found)
+        observer.problem(found)
 
     def action(done: Action) -> None:
         report.actions += 1
         report.lost += done.kind == "lost"
-        told.action(done)
+        observer.action(done)
 
     try:
         with storage.opened(path, scratch) as opened:
             for note in opened.notes:
                 report.problems += 1
-                told.note(note)
+                observer.note(note)
             audit = Audit(opened.source, problem, deep=True)
             audit.begin()
-            audit.progress = told.begun(audit.expected)
+            audit.progress = observer.begun(audit.expected)
             audit.run()
             if not report.problems:
                 return report

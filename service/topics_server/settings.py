@@ -394,9 +394,9 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any], memory: int | Non
     `memory` is the memory of the process in bytes: if it is small, so are `memory_bytes` and `max_body_bytes` unless
     they are set.
 
-    An empty variable counts as unset, and so does a port that Kubernetes has set (see `unheeded`). Raises SettingsError
-    for unreadable values, with the setting, its value and the expected form, and for unsafe ones: unreadable keys, a
-    public address without authentication.
+    An empty variable counts as unset, and so does a port that Kubernetes has set (see `ignored_variables`). Raises
+    SettingsError for unreadable values, with the setting, its value and the expected form, and for unsafe ones:
+    unreadable keys, a public address without authentication.
     """
     values: dict[str, Any] = {}
     for setting in fields(Settings):
@@ -425,7 +425,7 @@ def default(name: str) -> Any:
     return Settings.__dataclass_fields__[name].default
 
 
-def unheeded(environ: Mapping[str, str]) -> list[str]:
+def ignored_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the warnings: a line for each variable TOPICS_* that has no effect."""
     own = {setting.metadata["env"] for setting in fields(Settings)}
     known = {name.removeprefix("TOPICS_") for name in own | VARIABLES.keys()}

@@ -138,7 +138,7 @@ def _read(source: Source) -> _Files:
     chain = _bytes(source.cert_file, source.cert_setting)
     key = _bytes(source.key_file, source.key_setting) if source.key_file else chain
     if b"ENCRYPTED" in key:  # OpenSSL would ask for its password on the terminal
-        raise TlsError(f"{_key_place(source)}: the key is encrypted; store it without a password, readable by you only")
+        raise TlsError(f"{_key_path(source)}: the key is encrypted; store it without a password, readable by you only")
     _context(source, ())
     client_ca = _bytes(source.client_ca_file, _CLIENT_CA) if source.client_ca_file else None
     return _Files(key, chain, client_ca)
@@ -154,10 +154,10 @@ def _context(source: Source, protocols: tuple[str, ...]) -> ssl.SSLContext:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise TlsError(
-                f"{_key_place(source)}: the key does not belong to the certificate in {source.cert_file}"
+                f"{_key_path(source)}: the key does not belong to the certificate in {source.cert_file}"
             ) from None
         raise TlsError(
-            f"{source.cert_setting} {source.cert_file}, {_key_place(source)}: there must be a certificate chain and "
+            f"{source.cert_setting} {source.cert_file}, {_key_path(source)}: there must be a certificate chain and "
             f"its private key in PEM, the server's certificate first ({error.reason or error})"
         ) from None
     except OSError as error:
@@ -196,5 +196,5 @@ def _bytes(path: str, setting: str) -> bytes:
         raise TlsError(f"{setting} {path}: {error.strerror or error}") from None
 
 
-def _key_place(source: Source) -> str:
+def _key_path(source: Source) -> str:
     return f"{source.key_setting} {source.key_file}" if source.key_file else f"{source.cert_setting} {source.cert_file}"

@@ -10,7 +10,7 @@ import pytest
 from support.server import TOPICS, ServerProcess
 from support.waiting import poll
 from topics_client.environment import VARIABLES
-from topics_server.settings import UNUSED, Settings, SettingsError, load, unheeded
+from topics_server.settings import UNUSED, Settings, SettingsError, ignored_variables, load
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_read_is_refused_by_name_with_what_is_expected(name: str,
 def test_what_kubernetes_sets_is_ignored_with_a_warning(name: str) -> None:
     env = {f"TOPICS_{name}": "tcp://10.0.0.1:4000"}
     assert load(env, {}) == load({}, {})
-    (line,) = unheeded(env)
+    (line,) = ignored_variables(env)
     assert line.startswith(f"TOPICS_{name}=tcp://10.0.0.1:4000 is ignored")
     service = {"PORT": "topics", "GRPC_PORT": "topics-grpc", "KAFKA_PORT": "topics-kafka"}[name]
     assert f"beside a service named {service}; enableServiceLinks: false in the pod's spec switches that off" in line
@@ -94,8 +94,8 @@ def test_only_what_somebody_may_rely_on_is_warned_of() -> None:
     injected += ["PORT_4000_TCP_PORT", "PORT_4000_TCP_PROTO", "UI_SERVICE_HOST", "UI_PORT_80_TCP"]
     env = {f"TOPICS_{name}": "1" for name in injected} | {"TOPICS_UI_PORT": "tcp://10.0.0.2:80", "OTHER": "1"}
     known = {setting.metadata["env"] for setting in fields(Settings)} | VARIABLES.keys() | UNUSED
-    assert unheeded(env | dict.fromkeys(known, "1")) == []
-    assert unheeded({"TOPICS_DATADIR": "s3cret", "TOPICS_QQQ": "s3cret", "TOPICS_API_KEY_FILE": "s3cret"}) == [
+    assert ignored_variables(env | dict.fromkeys(known, "1")) == []
+    assert ignored_variables({"TOPICS_DATADIR": "s3cret", "TOPICS_QQQ": "s3cret", "TOPICS_API_KEY_FILE": "s3cret"}) == [
         "TOPICS_API_KEY_FILE is no setting and is ignored: did you mean TOPICS_API_KEYS_FILE?",
         "TOPICS_DATADIR is no setting and is ignored: did you mean TOPICS_DATA_DIR?",
         "TOPICS_QQQ is no setting and is ignored: topics serve --help lists all settings",

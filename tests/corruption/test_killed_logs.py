@@ -12,7 +12,7 @@ from corruption.harness import cut, flip, verify, zero
 from corruption.killed import Killed, check, copied, make_killed, started
 
 from support.server import ServerProcess, StartFailedError
-from topics_server.repair import Told, repair
+from topics_server.repair import RepairObserver, repair
 from topics_service.storage.store import StoreOpenError
 from topics_service.storage.wal import end_mark
 from topics_service.storage.wal.batches import batches
@@ -96,7 +96,7 @@ def test_a_repair_tells_every_loss_and_gives_no_seq_again(seed: int, killed: Kil
     told: list[str] = []
     repair(
         directory,
-        Told(
+        RepairObserver(
             note=told.append, problem=lambda found: told.append(found.text), action=lambda done: told.append(done.text)
         ),
         apply=True,
@@ -125,7 +125,7 @@ def test_the_server_and_verify_name_the_log_and_the_byte_and_a_repair_lets_it_st
     (line,) = (line for line in server.log.splitlines() if line.startswith("topics: "))
     assert path.name in line
     assert f"byte {keep}" in line or "is cut at byte" in line
-    repair(directory, Told(note=str, problem=str, action=str), apply=True)
+    repair(directory, RepairObserver(note=str, problem=str, action=str), apply=True)
     assert verify(directory, "--deep").problems == []
     store, engine = started(directory)
     try:

@@ -13,16 +13,16 @@ from sdk.cli.runner import Cli
 
 from support.server import ServerProcess, StartFailedError
 from topics_client import TopicsClient
-from topics_server.repair import Told, repair
+from topics_server.repair import RepairObserver, repair
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family
 
-QUIET = Told(note=lambda _: None, problem=lambda _: None, action=lambda _: None)
+QUIET = RepairObserver(note=lambda _: None, problem=lambda _: None, action=lambda _: None)
 KILLED_AT = """
 import os, sys
 from pathlib import Path
-from topics_server.repair import Told, repair
-told = Told(note=lambda _: None, problem=lambda _: None, action=lambda _: None)
+from topics_server.repair import RepairObserver, repair
+told = RepairObserver(note=lambda _: None, problem=lambda _: None, action=lambda _: None)
 stepped = lambda name: os._exit(9) if name == sys.argv[3] else None
 repair(Path(sys.argv[1]), told, apply=True, copy_to=Path(sys.argv[2]), stepped=stepped)
 """

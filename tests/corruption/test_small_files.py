@@ -10,7 +10,7 @@ from corruption.test_clean_shutdown import filled
 from topics_backup import log
 from topics_backup.log import Piece
 from topics_backup.target import Folder
-from topics_server.repair import RepairError, Told, repair
+from topics_server.repair import RepairError, RepairObserver, repair
 from topics_server.verify import verify
 from topics_service.engine.verify import Problem
 from topics_service.storage import checksummed, clean_shutdown
@@ -19,7 +19,7 @@ from topics_service.storage.repair_swap import Swap
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreOpenError
 
-QUIET = Told(note=lambda _: None, problem=lambda _: None, action=lambda _: None)
+QUIET = RepairObserver(note=lambda _: None, problem=lambda _: None, action=lambda _: None)
 
 
 def changed(data: bytes, at: int, bit: int) -> bytes:

@@ -65,7 +65,7 @@ def _repair(arguments: argparse.Namespace, repair: Any) -> int:
             drawn.append(shown.enter_context(Progress("repair", records)))
             return drawn[0].advance
 
-        told = repair.Told(
+        observer = repair.RepairObserver(
             note=lambda text: tell({"found": "note", "text": text}, f"found: {text}"),
             problem=lambda found: tell({"found": found.kind} | _facts(found), f"found: {sentence(found)}"),
             action=lambda done: tell({"action": done.kind} | _facts(done), f"repair: {sentence(done)}"),
@@ -74,7 +74,7 @@ def _repair(arguments: argparse.Namespace, repair: Any) -> int:
         try:
             report = repair.repair(
                 arguments.data_dir,
-                told,
+                observer,
                 apply=arguments.apply,
                 copy_to=arguments.copy_to,
                 bring_back=arguments.bring_back,

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         from topics_server import memory
         from topics_server.errors import StartError
         from topics_server.server import run as run_server
-        from topics_server.settings import SettingsError, load, unheeded
+        from topics_server.settings import SettingsError, ignored_variables, load
     try:
         settings = load(os.environ, vars(arguments), memory.limit())
         if arguments.print_config is not None:
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             show(settings, vars(arguments), arguments.print_config)
             return 0
         os.environ.pop("TOPICS_API_KEYS", None)  # from here on the server holds digests only
-        run_server(settings, unheeded(os.environ))
+        run_server(settings, ignored_variables(os.environ))
     except (SettingsError, StartError) as error:
         print(f"topics: {error}", file=sys.stderr)
         return 1

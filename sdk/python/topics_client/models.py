@@ -235,10 +235,10 @@ class Advice:
     retry_after_ms: int | None
 
 
-Told = Gap | CaughtUp | TopicDeleted | Advice
+Notice = Gap | CaughtUp | TopicDeleted | Advice
 """The events of a watch other than records."""
 
-Event = Record | Told
+Event = Record | Notice
 
 
 @dataclass(frozen=True, slots=True)

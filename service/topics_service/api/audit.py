@@ -91,16 +91,16 @@ class AuditLog:
             "time": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "action": action,
             "outcome": outcome,
-            "door": request.door if request is not None else "server",
+            "door": request.protocol if request is not None else "server",
             "peer": request.peer if request is not None else None,
             "key": (principal.key_id or None) if principal is not None else None,
         }
         if reason:
             line["reason"] = reason
-        told = {name: _plain(value) for name, value in facts.items()}
-        text = _encode(line | told)
+        shown = {name: _plain(value) for name, value in facts.items()}
+        text = _encode(line | shown)
         if len(text) > _LINE_BYTES:
-            named = {name: value for name, value in told.items() if isinstance(value, str)}
+            named = {name: value for name, value in shown.items() if isinstance(value, str)}
             text = _encode(line | named | {"cut": True})
         self._sink(text.encode() + b"\n")
 

@@ -132,7 +132,7 @@ class QueuesApi:
 
     def _ack_batched(self, name: str, requests: Sequence[SettleRequest]) -> list[tuple[SettleReply, int]] | None:
         try:
-            replies, ticket = self._admit().queues.settlement.ack_together(requests)
+            replies, ticket = self._admit().queues.settlement.ack_many(requests)
         except TopicsError:
             return None
         self._changed(name, [seq for request in requests for seq in request.seqs])

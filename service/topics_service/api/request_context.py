@@ -24,16 +24,16 @@ _numbers: Final = itertools.count(1)
 
 
 class RequestContext:
-    """One request of the protocol `door`; `principal` is the caller once that is known.
+    """One request over `protocol` (http, grpc or kafka); `principal` is the caller once that is known.
 
     An id that the client did not give is generated when first needed, since most requests are never logged.
     """
 
-    __slots__ = ("_source", "_text", "door", "given", "principal")
+    __slots__ = ("_source", "_text", "given", "principal", "protocol")
 
-    def __init__(self, door: str, source: Any, given: str | None = None) -> None:
+    def __init__(self, protocol: str, source: Any, given: str | None = None) -> None:
         """`source` is the host and port of the client, None if unknown, or the context of a gRPC call."""
-        self.door = door
+        self.protocol = protocol
         self.given = given
         """The id that the client sent; None without a well-formed one."""
         self.principal: Principal | None = None
@@ -52,7 +52,7 @@ class RequestContext:
         """The address of the client, `host:port`."""
         if not self._source:
             return "?"
-        if self.door == "grpc":  # `ipv4:host:port` or `ipv6:%5Bhost%5D:port`
+        if self.protocol == "grpc":  # `ipv4:host:port` or `ipv6:%5Bhost%5D:port`
             peer: str = self._source.peer()
             return unquote(peer.partition(":")[2]) or peer
         host, port = self._source
@@ -83,18 +83,18 @@ class KafkaRequest(RequestContext):
 current_request: Final[ContextVar[RequestContext | None]] = ContextVar("current_request", default=None)
 
 
-def begin(header: bytes | str | None, source: Any = None, door: str = "http") -> RequestContext:
+def begin(header: bytes | str | None, source: Any = None, protocol: str = "http") -> RequestContext:
     """Begin a request in this task; `header` is the value of the header or metadata X-Request-Id.
 
-    One that is not 1 to 128 characters of letters, digits and `._~:@/+=-` counts as not sent. For `source` and `door`
-    see RequestContext.
+    One that is not 1 to 128 characters of letters, digits and `._~:@/+=-` counts as not sent. See
+    RequestContext for `source` and `protocol`.
     """
     given = None
     if header is not None:
         text = header if isinstance(header, bytes) else header.encode()
         if _WELL_FORMED.fullmatch(text) is not None:
             given = text.decode()
-    request = RequestContext(door, source, given)
+    request = RequestContext(protocol, source, given)
     current_request.set(request)
     return request
 

@@ -9,7 +9,7 @@ from topics_client.aio.streams import HEARTBEAT_SECONDS, AsyncReadStream, AsyncW
 from topics_client.arrow import ArrowReading
 from topics_client.codecs import Codec, codec_of
 from topics_client.decoding import page_of
-from topics_client.models import Deleted, Gap, Of, Page, Record, Told
+from topics_client.models import Deleted, Gap, Notice, Of, Page, Record
 from topics_client.reading import Reading, ReadOptions, Undecodable
 from topics_client.requests import bulk_request, nodes, tag_match
 from topics_client.watching import Start, Watching, WatchOptions, subscribe
@@ -195,7 +195,7 @@ class AsyncRecords(AsyncBase):
         *,
         events: Literal[True],
         **options: Unpack[WatchOptions],
-    ) -> AsyncWatchStream[Record | Told]: ...
+    ) -> AsyncWatchStream[Record | Notice]: ...
 
     @overload
     def watch(
@@ -215,7 +215,7 @@ class AsyncRecords(AsyncBase):
         of: type[Of],
         events: Literal[True],
         **options: Unpack[WatchOptions],
-    ) -> AsyncWatchStream[Record[Of] | Told]: ...
+    ) -> AsyncWatchStream[Record[Of] | Notice]: ...
 
     @overload
     def watch(
@@ -235,7 +235,7 @@ class AsyncRecords(AsyncBase):
         codec: Codec[Of],
         events: Literal[True],
         **options: Unpack[WatchOptions],
-    ) -> AsyncWatchStream[Record[Of] | Told]: ...
+    ) -> AsyncWatchStream[Record[Of] | Notice]: ...
 
     def watch(
         self,

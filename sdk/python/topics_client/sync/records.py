@@ -7,7 +7,7 @@ from typing import Any, Literal, Unpack, overload
 from topics_client.arrow import ArrowReading
 from topics_client.codecs import Codec, codec_of
 from topics_client.decoding import page_of
-from topics_client.models import Deleted, Gap, Of, Page, Record, Told
+from topics_client.models import Deleted, Gap, Notice, Of, Page, Record
 from topics_client.reading import Reading, ReadOptions, Undecodable
 from topics_client.requests import bulk_request, nodes, tag_match
 from topics_client.sync.arrow import ArrowStream
@@ -196,7 +196,7 @@ class Records(Base):
         *,
         events: Literal[True],
         **options: Unpack[WatchOptions],
-    ) -> WatchStream[Record | Told]: ...
+    ) -> WatchStream[Record | Notice]: ...
 
     @overload
     def watch(
@@ -216,7 +216,7 @@ class Records(Base):
         of: type[Of],
         events: Literal[True],
         **options: Unpack[WatchOptions],
-    ) -> WatchStream[Record[Of] | Told]: ...
+    ) -> WatchStream[Record[Of] | Notice]: ...
 
     @overload
     def watch(
@@ -236,7 +236,7 @@ class Records(Base):
         codec: Codec[Of],
         events: Literal[True],
         **options: Unpack[WatchOptions],
-    ) -> WatchStream[Record[Of] | Told]: ...
+    ) -> WatchStream[Record[Of] | Notice]: ...
 
     def watch(
         self,

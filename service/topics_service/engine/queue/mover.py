@@ -85,8 +85,8 @@ class Mover:
             letters = self._queues.catalog.create(name, config.resolve(name, ConfigInput()))
 
         def stamped(meta: bytes | None, seq: int) -> bytes:
-            told = for_letter((rows.get(seq) or queue.jobs[seq]).attempts)
-            return deadletters.stamp(meta, topic.name, cfg.max_deliveries, seq, told)
+            attempts = for_letter((rows.get(seq) or queue.jobs[seq]).attempts)
+            return deadletters.stamp(meta, topic.name, cfg.max_deliveries, seq, attempts)
 
         batch = moves.copies(log.blocks, seqs, stamped)
         batch = moves.fitting(batch, seqs, topic, letters, self._queues.capacity, now)

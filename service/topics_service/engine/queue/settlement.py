@@ -26,10 +26,10 @@ class Settlement:
 
     def ack(self, request: SettleRequest) -> tuple[SettleReply, int]:
         """Complete jobs: delete all of them in one write. A duplicate counts once."""
-        (reply,), ticket = self.ack_together((request,))
+        (reply,), ticket = self.ack_many((request,))
         return reply, ticket
 
-    def ack_together(self, requests: Sequence[SettleRequest]) -> tuple[list[SettleReply], int]:
+    def ack_many(self, requests: Sequence[SettleRequest]) -> tuple[list[SettleReply], int]:
         """Apply acks of one queue in order, as one write. Raises the errors of a single ack; nothing is acked then."""
         for request in requests:
             self._check(request)

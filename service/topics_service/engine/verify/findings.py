@@ -72,7 +72,7 @@ class Findings:
         self._report = report
         self.holes = 0
         """How often rows were passed over that could not be read."""
-        self._told_of: set[tuple[Family, str]] = set()
+        self._reported_damage: set[tuple[Family, str]] = set()
 
     def report(
         self,
@@ -112,9 +112,9 @@ class Findings:
         last: int | None = None,
     ) -> None:
         """Report a stretch of unreadable rows."""
-        if part is None and (family, damage.why) in self._told_of:
+        if part is None and (family, damage.why) in self._reported_damage:
             return
-        self._told_of.add((family, damage.why))
+        self._reported_damage.add((family, damage.why))
         self.reported.add(damage)
         self.report("unreadable", f"{_NAMES[family]} can't be read: {damage.why}", part, first, last, damage.file)
 
