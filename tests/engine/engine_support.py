@@ -1,8 +1,10 @@
 """What the engine's tests share: a clock that they move, stores that fail or crash, and a short way to call."""
 
 from collections.abc import Sequence
-from itertools import count
+from itertools import count, product
 from typing import Any
+
+from hypothesis import strategies as st
 
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
@@ -20,6 +22,12 @@ from topics_service.engine.model import (
 )
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family, StoreError, StoreStalledError, WriteBatch
+
+
+def any_of(**fields: Sequence[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """A choice for each field, as one draw: a draw costs more than most rules do."""
+    combinations = list(product(*fields.values()))
+    return st.sampled_from(combinations).map(lambda chosen: dict(zip(fields, chosen, strict=True)))
 
 
 class FakeClock:
