@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 import pytest
 from engine_machine import EngineMachine
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
+from engine_support import run_machine
+from hypothesis.stateful import RuleBasedStateMachine, invariant
 from test_batches_machine import BatchMachine, BatchTopic
 from test_groups_machine import GroupsMachine
 from test_queue_machine import QueueMachine
@@ -72,18 +72,7 @@ def run(machine: type[RuleBasedStateMachine], examples: int, steps: int, *, dera
         changes = _SMALL | ({"engine_machine.Topic": BatchTopic} if machine is BatchMachine else {})
         for name, value in changes.items():
             stack.enter_context(patch(name, value))
-        run_state_machine_as_test(
-            audited(machine),
-            settings=settings(
-                derandomize=derandomize,
-                max_examples=examples,
-                stateful_step_count=steps,
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-                print_blob=True,
-            ),
-        )
+        run_machine(audited(machine), examples, steps, derandomize=derandomize)
 
 
 MACHINES = [EngineMachine, BatchMachine, QueueMachine, RouterMachine, GroupsMachine]

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from itertools import count, product
 from typing import Any
 
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
@@ -28,6 +30,24 @@ def any_of(**fields: Sequence[Any]) -> st.SearchStrategy[dict[str, Any]]:
     """A choice for each field, as one draw: a draw costs more than most rules do."""
     combinations = list(product(*fields.values()))
     return st.sampled_from(combinations).map(lambda chosen: dict(zip(fields, chosen, strict=True)))
+
+
+def run_machine(machine: type[RuleBasedStateMachine], examples: int, steps: int, *, derandomize: bool) -> None:
+    """Run a state machine. A derandomized failure is told as it was found, and is not shrunk: that takes minutes, and
+    the test's timeout would hide what failed."""
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            derandomize=derandomize,
+            max_examples=examples,
+            stateful_step_count=steps,
+            phases=[Phase.generate] if derandomize else list(Phase),
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
+    )
 
 
 class FakeClock:

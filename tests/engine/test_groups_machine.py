@@ -5,11 +5,10 @@ import time
 from collections.abc import Callable
 
 import pytest
-from engine_support import CrashStore
+from engine_support import CrashStore, run_machine
 from group_support import GroupWorld
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits
@@ -208,11 +207,6 @@ class GroupsMachine(RuleBasedStateMachine):
 def test_groups_over_crashes(seconds: float) -> None:
     until = time.monotonic() + seconds
     while True:
-        run_state_machine_as_test(
-            GroupsMachine,
-            settings=settings(
-                max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-            ),
-        )
+        run_machine(GroupsMachine, 60, 40, derandomize=not seconds)
         if time.monotonic() >= until:
             return

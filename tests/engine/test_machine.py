@@ -6,8 +6,7 @@ from unittest.mock import patch
 
 import pytest
 from engine_machine import STEP, EngineMachine
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
+from engine_support import run_machine
 
 
 def run(examples: int, steps: int, *, derandomize: bool) -> None:
@@ -16,18 +15,7 @@ def run(examples: int, steps: int, *, derandomize: bool) -> None:
         patch("topics_service.engine.maintenance._RECLAIM_SEQS", 2),
         patch("topics_service.engine.log.CEILING_STEP", STEP),
     ):
-        run_state_machine_as_test(
-            EngineMachine,
-            settings=settings(
-                derandomize=derandomize,
-                max_examples=examples,
-                stateful_step_count=steps,
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-                print_blob=True,
-            ),
-        )
+        run_machine(EngineMachine, examples, steps, derandomize=derandomize)
 
 
 @pytest.mark.timeout(180)

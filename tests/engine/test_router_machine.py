@@ -17,8 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from engine_support import CrashStore, any_of
-from hypothesis import HealthCheck, settings
+from engine_support import CrashStore, any_of, run_machine
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -26,7 +25,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 from router_support import RouterWorld
 
@@ -469,18 +467,7 @@ def run(examples: int, steps: int, *, derandomize: bool) -> None:
         patch("topics_service.engine.maintenance._RECLAIM_SEQS", 2),
         patch("topics_service.engine.log.CEILING_STEP", 8),
     ):
-        run_state_machine_as_test(
-            RouterMachine,
-            settings=settings(
-                derandomize=derandomize,
-                max_examples=examples,
-                stateful_step_count=steps,
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-                print_blob=True,
-            ),
-        )
+        run_machine(RouterMachine, examples, steps, derandomize=derandomize)
 
 
 @pytest.mark.timeout(180)

@@ -8,10 +8,9 @@ from itertools import product
 from unittest.mock import patch
 
 import pytest
-from engine_support import CrashStore, World, any_of, records
-from hypothesis import HealthCheck, settings
+from engine_support import CrashStore, World, any_of, records, run_machine
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from topics_service.engine.model import ConfigInput, DeleteRequest, DiffReply, DiffRequest, TagMatch, Tombstone
 from topics_service.engine.topic import Topic
@@ -540,18 +539,7 @@ def run(examples: int, steps: int, *, derandomize: bool) -> None:
         patch("topics_service.engine.maintenance._RECLAIM_SEQS", 2),
         patch("topics_service.engine.log.CEILING_STEP", 8),
     ):
-        run_state_machine_as_test(
-            WatchMachine,
-            settings=settings(
-                derandomize=derandomize,
-                max_examples=examples,
-                stateful_step_count=steps,
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-                print_blob=True,
-            ),
-        )
+        run_machine(WatchMachine, examples, steps, derandomize=derandomize)
 
 
 @pytest.mark.timeout(180)
