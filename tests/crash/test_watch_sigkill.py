@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from support.http import Api, ok, path
+from support.log_model import Lost
 from support.server import ServerProcess
-from support.watch_model import Lost
 from support.watch_oracle import Frame, Records, Tombstone
 from support.watch_wire import SseConnection, event_id, grpc_frame
 from topics_proto.v1 import topics_service_pb2, topics_service_pb2_grpc, watch_service_pb2_grpc

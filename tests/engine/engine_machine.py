@@ -1,11 +1,13 @@
 """The machine that runs the engine against a small model, over a store that crashes. See `test_machine`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
 
 import pytest
-from engine_support import CrashStore, World, gap, seqs
+from engine_support import CrashStore, World, any_of, gap
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -14,8 +16,10 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from model_topic import Key, Page, Rec, State
+from simulation.oracle.reading import records
+from simulation.oracle.topics import lose
 
+from support.log_model import Key, LogState, Rec, matches
 from topics_service.engine import config as engine_config
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import (
@@ -32,21 +36,17 @@ STEP = 8
 TAGS = (None, b"", b"a", b"a\x00", b"ab", b"b\xff")
 NODES = (None, b"n1", b"n2")
 names = st.sampled_from(("a", "a", "a", "b"))
-configs = st.fixed_dictionaries(
-    {
-        "durability": st.sampled_from(("ephemeral", "ephemeral", "disk", "memory", "fsync")),
-        "ttl_ms": st.sampled_from((0, 0, 100)),
-        "cap_records": st.sampled_from((0, 0, 3, 8)),
-        "cap_bytes": st.sampled_from((0, 0, 0, 60)),
-        "discard": st.sampled_from(("old", "old", "reject")),
-        "idempotency_window_ms": st.sampled_from((0, 100, 120_000)),
-        "dedupe_node": st.sampled_from((True, True, False)),
-    }
+configs = any_of(
+    durability=("ephemeral", "ephemeral", "disk", "memory", "fsync"),
+    ttl_ms=(0, 0, 100),
+    cap_records=(0, 0, 3, 8),
+    cap_bytes=(0, 0, 0, 60),
+    discard=("old", "old", "reject"),
+    idempotency_window_ms=(0, 100, 120_000),
+    dedupe_node=(True, True, False),
 )
-one_record = st.tuples(
-    st.integers(1, 12), st.sampled_from(TAGS), st.sampled_from(NODES), st.sampled_from((None, None, b"{}", b'{"a":1}'))
-)
-matches = st.sampled_from(
+one_record = st.sampled_from(list(product(range(1, 13), TAGS, NODES, (None, None, b"{}", b'{"a":1}'))))
+filters = st.sampled_from(
     [None, *(TagMatch("Eq", tag) for tag in TAGS if tag is not None)]
     + [TagMatch("Glob", tag) for tag in (b"", b"a", b"a\x00", b"b")]
 )
@@ -59,9 +59,9 @@ class Topic:
     topic_id: str
     config: TopicConfig
     created_ticket: int
-    written: State = field(default_factory=State)
-    view: State = field(default_factory=State)
-    pending: list[tuple[int, State]] = field(default_factory=list)
+    written: LogState = field(default_factory=LogState)
+    view: LogState = field(default_factory=LogState)
+    pending: list[tuple[int, LogState]] = field(default_factory=list)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -100,7 +100,7 @@ class EngineMachine(RuleBasedStateMachine):
         kept = {n: Topic(t.topic_id, t.config, 0, t.written) for n, t in self.topics.items()}
         self.history.append((self.store.writes, kept))
 
-    def _commit(self, topic: Topic, state: State, ticket: int) -> None:
+    def _commit(self, topic: Topic, state: LogState, ticket: int) -> None:
         """The model of Log.commit: durable for its class, then visible, then acked."""
         topic.written = state
         if ticket > self.synced:
@@ -121,13 +121,16 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _expire(self, topic: Topic) -> None:
         """Somebody looked: what has expired by now never comes back."""
-        ttl, now = topic.config.ttl_ms, self.now
-        view = topic.view.expired(ttl, now)
-        if view is topic.view:
-            return
-        topic.view = view
-        topic.pending = [(ticket, state.expired(ttl, now)) for ticket, state in topic.pending]
+        if topic.view.expired(topic.config.ttl_ms, self.now, None) is not topic.view:
+            self._change_all(topic, lambda state: state.expired(topic.config.ttl_ms, self.now, None))
+
+    def _change_all(self, topic: Topic, change: Callable[[LogState], LogState]) -> None:
+        topic.view = change(topic.view)
+        topic.pending = [(ticket, change(state)) for ticket, state in topic.pending]
         topic.written = topic.pending[-1][1] if topic.pending else topic.view
+
+    def _unexpired(self, topic: Topic) -> LogState:
+        return topic.written.expired(topic.config.ttl_ms, self.now, None)
 
     def _visible(self, name: str) -> Topic | None:
         topic = self.topics.get(name)
@@ -160,12 +163,11 @@ class EngineMachine(RuleBasedStateMachine):
         if resolved == topic.config:
             assert not topic.pending or ticket >= topic.pending[-1][0], "acked before what it repeats is durable"
             return
-        state = topic.written.expired(topic.config.ttl_ms, self.now).expired(resolved.ttl_ms, self.now)
+        state = self._unexpired(topic).expired(resolved.ttl_ms, self.now, None)
         if resolved.discard == "old":
-            state = state.evicted(resolved)
-        state = state.copy()
+            state = state.evicted(resolved, None)
         if resolved.durability != "ephemeral":
-            state.volatile_from = 0
+            state = state.materialized()
         topic.config = resolved
         assert ticket > self.synced
         self._commit(topic, state, ticket)
@@ -199,7 +201,7 @@ class EngineMachine(RuleBasedStateMachine):
         for size, *_ in batch:
             self.serial += 1
             datas.append(str(self.serial).encode().rjust(size, b"."))
-        tags, nodes, metas = ([r[i] for r in batch] for i in (1, 2, 3))
+        tags, nodes, metas = (list(column) for column in zip(*(each[1:] for each in batch), strict=True))
         columns = Batch(
             datas=datas,
             tags=tags if any(tag is not None for tag in tags) else None,
@@ -225,7 +227,7 @@ class EngineMachine(RuleBasedStateMachine):
                 first = waits[0] if reply.last_seq > topic.view.head else 0
                 assert ticket == max(first, topic.created_ticket if topic.created_ticket > self.synced else 0)
                 return
-            state = topic.written.expired(topic.config.ttl_ms, self.now)
+            state = self._unexpired(topic)
             nbytes = sum(len(data) + len(meta or b"") for data, meta in zip(datas, metas, strict=True))
             cap = topic.config
             if cap.discard == "reject":
@@ -242,24 +244,20 @@ class EngineMachine(RuleBasedStateMachine):
             assert not reply.created
         assert not reply.deduped
         config = topic.config
-        state = topic.written.expired(config.ttl_ms, self.now).copy()
+        state = self._unexpired(topic)
         assert reply.first_seq == state.head + 1, "seqs are dense"
         assert reply.first_seq > self.acked.get(topic.topic_id, 0), "an acked seq is never given out again"
         assert reply.fsync_gated == (config.durability == "fsync")
         assert ticket > self.synced or config.durability != "fsync"
         ts = max(self.now, state.last_ts)
-        for i, data in enumerate(datas):
-            seq = reply.first_seq + i
-            state.records[seq] = Rec(seq, ts, data, metas[i], tags[i], nodes[i])
-        state.head, state.last_ts = reply.head_seq, ts
-        assert reply.head_seq == reply.first_seq + len(datas) - 1
-        if config.durability == "ephemeral" and not state.volatile_from:
-            state.volatile_from = reply.first_seq
-        if config.discard == "old":
-            state = state.evicted(config)
+        columns_of = zip(datas, metas, tags, nodes, strict=True)
+        recs = [Rec(seq, ts, *fields) for seq, fields in enumerate(columns_of, reply.first_seq)]
+        assert reply.head_seq == recs[-1].seq
+        state = state.appended(recs, config, None)
         if key is not None:
-            window = config.idempotency_window_ms
-            state.keys[key] = Key(reply.first_seq, len(datas), state.head, self.now, self.now + window + 1)
+            end = self.now + config.idempotency_window_ms + 1
+            made = Key(reply.first_seq, len(datas), state.head, self.now, end, None)
+            state = replace(state, keys={**state.keys, key: made})
         own = ticket if ticket > topic.created_ticket else 0  # a write may wait only for its topic's creation
         if own > self.synced or ticket <= self.synced:
             self._commit(topic, state, own)
@@ -270,7 +268,7 @@ class EngineMachine(RuleBasedStateMachine):
         else:
             self.acked[topic.topic_id] = reply.head_seq
 
-    @rule(name=names, before=st.none() | st.integers(0, 40), match=matches)
+    @rule(name=names, before=st.none() | st.integers(0, 40), match=filters)
     def delete(self, name: str, before: int | None, match: TagMatch | None) -> None:
         topic = self._visible(name)
         if before is not None and topic is not None:
@@ -289,12 +287,12 @@ class EngineMachine(RuleBasedStateMachine):
                 engine.delete_records(request)
             return
         bound = topic.view.head + 1 if before is None else min(before, topic.view.head + 1)
-        state = topic.written.expired(topic.config.ttl_ms, self.now)
-        doomed = [r.seq for r in state.live() if r.seq < bound and matches_tag(r.tag, match)]
+        state = self._unexpired(topic)
+        doomed = [rec.seq for rec in state.between(0, bound - 1) if matches(match, rec.tag)]
         reply, ticket = engine.delete_records(request)
         assert reply.deleted == len(doomed)
         if doomed:
-            state = state.deleted(doomed)
+            state = state.without(doomed)
             self._commit(topic, state, ticket)
         else:
             assert ticket in (0, engine.expiry_ticket(name)), "only for what has just expired"
@@ -327,8 +325,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.world.engine.diff(request)
             return
         self._expire(topic)
-        filtered = frozenset(nodes if topic.config.dedupe_node else ())
-        self._same_page(topic, request, topic.view.page(cursor, limit, max_bytes, filtered))
+        self._same_page(topic, request)
 
     @rule(ms=st.sampled_from((1, 51, 60, 101, -20, -90)))
     def pass_time(self, ms: int) -> None:
@@ -362,8 +359,7 @@ class EngineMachine(RuleBasedStateMachine):
             if topic.config.ttl_ms:
                 self._expire(topic)
             due = [key for key, value in topic.written.keys.items() if value.expires < self.now]
-            for state in {id(s): s for s in (topic.view, topic.written, *(s for _, s in topic.pending))}.values():
-                state.keys = {key: value for key, value in state.keys.items() if key not in due}
+            self._change_all(topic, partial(_without_keys, due))
         self._remember()
 
     @rule(how=st.sampled_from(("close", "kill", "kill", "power", "power")), data=st.data())
@@ -394,65 +390,37 @@ class EngineMachine(RuleBasedStateMachine):
             actual = engine.get_topic(name, touch=False)
             assert actual.identity.topic_id == topic.topic_id
             assert actual.config == topic.config
-            state = self._recovered_state(name, topic, actual.head_seq, how)
-            state = state.expired(topic.config.ttl_ms, self.now)
+            log, slack = engine.catalog.topics[name].log, 2 * STEP + 5
+            state, lost = lose(
+                topic.written, topic.config, log, self.acked.get(topic.topic_id, 0), slack, how=how,
+                power=how == "power", now=self.now, hold=None,
+            )  # fmt: skip
+            if lost:
+                gaps = [gap(self.world.diff(at, topic=name)) for at in range(state.head)]
+                assert gaps == [state.lost_at(at) for at in range(state.head)]
             found = (actual.earliest_seq, actual.count, actual.bytes)
             assert found == (state.earliest, state.count, state.nbytes), how
-            state.last_ts = actual.last_write_ts or 0
-            assert state.last_ts >= max((r.ts for r in state.live()), default=0)
+            state = replace(state, last_ts=actual.last_write_ts or 0)
+            assert state.last_ts >= max((rec.ts for rec in state.live.values()), default=0)
             recovered[name] = Topic(topic.topic_id, topic.config, 0, state, state)
         self.topics = recovered
         self._started()
 
-    def _recovered_state(self, name: str, topic: Topic, head: int, how: str) -> State:
-        old = topic.written.expired(topic.config.ttl_ms, self.now)
-        volatile = topic.config.durability == "ephemeral" or old.volatile_from
-        if volatile:
-            start = old.volatile_from or old.head + 1
-        elif how == "power" and topic.config.durability != "fsync":
-            start = old.head + 1
-        else:
-            start = 0
-        if not start or (how == "close" and not old.volatile_from):
-            assert head == old.head, "nothing is lost and nothing jumps"
-            return old.copy()
-        assert head >= self.acked.get(topic.topic_id, 0), "an acked seq would be given out again"
-        assert head <= max(old.head, self.acked.get(topic.topic_id, 0)) + 2 * STEP + 5
-        assert how != "close" or head == old.head
-        if start > head:
-            return old.copy()
-        # Nothing left alive: the loss shows as the floor. Else, or if what was alive has expired since: as a gap.
-        survivors = any(record.seq < start for record in old.live())
-        floors = [True] if not survivors else []
-        if survivors or topic.config.ttl_ms:
-            floors.append(False)
-        # What was already gone within the lost range may still count in the reason, as far as that was written.
-        known = sorted({start, *(seq + 1 for seq in old.dead if seq >= start)})
-        # Nor does anybody know whether what was lost had expired by then.
-        choices = [
-            state.lost(start, head, as_floor=floor, forget_from=seq).expired(topic.config.ttl_ms, self.now)
-            for state in (old, topic.written)
-            for floor in floors
-            for seq in known
-        ]
-        found = [gap(self.world.diff(at, topic=name)) for at in range(head)]
-        expected = [[state.page(at, 256, 1 << 20, frozenset()).tombstone for at in range(head)] for state in choices]
-        assert found in expected, f"the loss of {start}..{head} is one gap, or the floor"
-        return choices[expected.index(found)]
-
     # ----------------------------------------------------------- comparisons
 
-    def _same_page(self, topic: Topic, request: DiffRequest, expected: Page) -> None:
-        found = self.world.engine.diff(request)
-        assert Page(seqs(found), found.next_from_seq, gap(found)) == expected
-        assert found.caught_up == (expected.next_from == topic.view.head)
-        assert (found.head_seq, found.earliest_seq) == (topic.view.head, topic.view.earliest)
-        for part in found.slices:
-            for i in range(part.start, part.stop):
-                block, record = part.block, topic.view.records[part.block.base_seq + i]
-                columns = [None if c is None else c[i] for c in (block.tags, block.nodes, block.metas)]
-                assert (block.record_data(i), block.ts_at(i)) == (record.data, record.ts)
-                assert columns == [record.tag, record.node, record.meta]
+    def _same_page(self, topic: Topic, request: DiffRequest) -> int:
+        """Read a page; return its cursor."""
+        view, cursor, found = topic.view, request.from_seq, self.world.engine.diff(request)
+        lost = view.lost_at(cursor)
+        if lost is not None:
+            cursor = view.earliest - 1 if lost[2] == "recreated" else lost[1]
+        nodes = request.nodes if topic.config.dedupe_node else ()
+        page = view.page(cursor, view.head, request.limit, request.max_batch_bytes or 1 << 20, nodes)
+        assert [rec for part in found.slices for rec in records(part)] == list(page.taken)
+        assert (found.next_from_seq, gap(found)) == (page.next, lost)
+        assert found.caught_up == (page.next == view.head)
+        assert (found.head_seq, found.earliest_seq) == (view.head, view.earliest)
+        return page.next
 
     @invariant()
     def readers_see_the_model(self) -> None:
@@ -473,17 +441,12 @@ class EngineMachine(RuleBasedStateMachine):
             assert found.last_write_ts == (view.last_ts or None)
             cursor = 0
             while cursor < view.head:  # every loss on the way shows as one tombstone
-                expected = view.page(cursor, 4, 1 << 20, frozenset())
-                self._same_page(topic, DiffRequest(topic=name, from_seq=cursor, limit=4), expected)
-                assert expected.next_from > cursor
-                cursor = expected.next_from
+                following = self._same_page(topic, DiffRequest(topic=name, from_seq=cursor, limit=4))
+                assert following > cursor
+                cursor = following
         total = sum(topic.written.nbytes for topic in self.topics.values() if topic.created_ticket <= self.synced)
         assert self.world.engine.writer.total_bytes >= total
 
 
-def matches_tag(tag: bytes | None, match: TagMatch | None) -> bool:
-    if match is None:
-        return True
-    if tag is None:
-        return False
-    return tag == match.value if match.op == "Eq" else tag.startswith(match.value)
+def _without_keys(gone: list[str], state: LogState) -> LogState:
+    return replace(state, keys={key: value for key, value in state.keys.items() if key not in gone})

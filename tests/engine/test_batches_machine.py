@@ -9,16 +9,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Self
 from unittest.mock import patch
 
 import pytest
 from batch_support import make
-from engine_machine import STEP, EngineMachine, Topic, matches_tag, names
-from hypothesis import HealthCheck, settings
+from engine_machine import STEP, EngineMachine, Topic, names
+from engine_support import any_of, run_machine
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
-from model_topic import Rec, State
+from hypothesis.stateful import initialize, invariant, rule
 
+from support.log_model import LogState, Rec, matches
 from topics_service.engine.batches import BatchRequest, FetchRequest
 from topics_service.engine.model import DeleteRequest, DiffRequest, TagMatch
 from topics_service.engine.producers import SequenceError
@@ -26,18 +28,16 @@ from topics_service.storage import keys, recordbatch
 from topics_service.storage.store import Family
 
 KEYS = (None, b"", b"a", b"a\x00", b"ab", b"b", b"\xff")  # the last is not text, so no tag
-configs = st.fixed_dictionaries(
-    {
-        "durability": st.sampled_from(("ephemeral", "ephemeral", "disk", "disk", "fsync")),
-        "ttl_ms": st.sampled_from((0, 0, 100)),
-        "cap_records": st.sampled_from((0, 0, 0, 0, 6, 12)),
-        "cap_bytes": st.sampled_from((0, 0, 0, 0, 300, 900)),
-        "discard": st.sampled_from(("old", "old", "old", "reject")),
-        "idempotency_window_ms": st.sampled_from((0, 100, 120_000)),
-        "dedupe_node": st.just(True),
-    }
+configs = any_of(
+    durability=("ephemeral", "ephemeral", "disk", "disk", "fsync"),
+    ttl_ms=(0, 0, 100),
+    cap_records=(0, 0, 0, 0, 6, 12),
+    cap_bytes=(0, 0, 0, 0, 300, 900),
+    discard=("old", "old", "old", "reject"),
+    idempotency_window_ms=(0, 100, 120_000),
+    dedupe_node=(True,),
 )
-record = st.tuples(st.sampled_from(KEYS), st.sampled_from((b"1", b'"xy"', b"\x80raw", None, b"." * 40)))
+record = st.sampled_from(list(product(KEYS, (b"1", b'"xy"', b"\x80raw", None, b"." * 40))))
 filters = st.sampled_from(
     [TagMatch("Eq", tag) for tag in (b"", b"a", b"a\x00", b"ab", b"b")]
     + [TagMatch("Glob", tag) for tag in (b"", b"a", b"a\x00", b"b")]
@@ -52,22 +52,18 @@ class Sent:
     batches: list[tuple[int, int, int]]
 
 
-@dataclass
-class BatchState(State):
+@dataclass(frozen=True)
+class BatchState(LogState):
     """A state with producers: on disk, and of an ephemeral topic in memory."""
 
     on_disk: dict[int, Sent] = field(default_factory=dict)
     in_memory: dict[int, Sent] = field(default_factory=dict)
 
-    def copy(self) -> State:
-        copied = super().copy()
-        assert isinstance(copied, BatchState)
-        return replace(copied, on_disk=dict(self.on_disk), in_memory=dict(self.in_memory))
+    def materialized(self) -> Self:
+        return replace(super().materialized(), on_disk=self.on_disk | self.in_memory, in_memory={})
 
-    def lost(self, start: int, head: int, *, as_floor: bool, forget_from: int) -> State:
-        kept = super().lost(start, head, as_floor=as_floor, forget_from=forget_from)
-        assert isinstance(kept, BatchState)
-        return replace(kept, in_memory={})
+    def cut(self, start: int, head: int, *, as_floor: bool) -> Self:
+        return replace(super().cut(start, head, as_floor=as_floor), in_memory={})
 
     def known(self, producer_id: int) -> Sent | None:
         return self.in_memory.get(producer_id) or self.on_disk.get(producer_id)
@@ -77,8 +73,8 @@ class BatchState(State):
 class BatchTopic(Topic):
     """A topic of such states."""
 
-    written: State = field(default_factory=BatchState)
-    view: State = field(default_factory=BatchState)
+    written: LogState = field(default_factory=BatchState)
+    view: LogState = field(default_factory=BatchState)
 
 
 class BatchMachine(EngineMachine):
@@ -91,9 +87,6 @@ class BatchMachine(EngineMachine):
     @rule(name=names, config=configs)
     def put(self, name: str, config: dict[str, object]) -> None:
         super().put(name, config)
-        state = _of(self.topics[name])
-        if not state.volatile_from and state.in_memory:  # the change of class took them to the disk
-            state.on_disk, state.in_memory = state.on_disk | state.in_memory, {}
 
     @rule(
         name=names,
@@ -145,7 +138,7 @@ class BatchMachine(EngineMachine):
             waits = [t for t, state in topic.pending if state.head >= last] if last > topic.view.head else []
             assert ticket == max([*waits[:1], topic.created_ticket if topic.created_ticket > self.synced else 0])
             return
-        state, cap, count = _of(topic).expired(topic.config.ttl_ms, self.now), topic.config, len(batch)
+        state, cap, count = self._unexpired(topic), topic.config, len(batch)
         if cap.discard == "reject":
             if (cap.cap_records and count > cap.cap_records) or (cap.cap_bytes and len(body) > cap.cap_bytes):
                 with self._refused("record_too_large"):
@@ -157,27 +150,26 @@ class BatchMachine(EngineMachine):
                     engine.batches.append(request)
                 return
         reply, ticket = engine.batches.append(request)
-        state = state.copy()
-        assert isinstance(state, BatchState)
         assert (reply.first_seq, reply.count, reply.deduped) == (state.head + 1, count, False)
         assert reply.first_seq > self.acked.get(topic.topic_id, 0), "an acked seq is never given out again"
         ts = max(self.now, state.last_ts)
         columns = recordbatch.columns(body)
+        recs = []
         for i in range(count):
-            seq = reply.first_seq + i
             share = (i + 1) * len(body) // count - i * len(body) // count
             tag = None if columns.tags is None else columns.tags[i]
             meta = None if columns.metas is None else columns.metas[i]
-            state.records[seq] = Rec(seq, ts, columns.datas[i], meta, tag, None, share, times[i])
-        state.head, state.last_ts = reply.first_seq + count - 1, ts
-        if cap.durability == "ephemeral" and not state.volatile_from:
-            state.volatile_from = reply.first_seq
-        if cap.discard == "old":
-            state = state.evicted(cap)
+            seq, data = reply.first_seq + i, columns.datas[i]
+            recs.append(Rec(seq, ts, data, meta, tag, stored=share, created=times[i]))
+        state = state.appended(recs, cap, None)
+        assert isinstance(state, BatchState)
         if producer >= 0:
             kept = sent.batches[-4:] if sent is not None and sent.epoch == epoch else []
             known = Sent(epoch, [*kept, (sequence, count, reply.first_seq)])
-            (state.in_memory if cap.durability == "ephemeral" else state.on_disk)[producer] = known
+            if cap.durability == "ephemeral":
+                state = replace(state, in_memory=state.in_memory | {producer: known})
+            else:
+                state = replace(state, on_disk=state.on_disk | {producer: known})
         own = ticket if ticket > topic.created_ticket else 0
         assert own > self.synced or ticket <= self.synced, "the first write of a log waits"
         self._commit(topic, state, own)
@@ -232,7 +224,7 @@ class BatchMachine(EngineMachine):
         self._expire(topic)
         cursor += max(0, topic.view.head - 40)
         cursor = min(cursor, topic.view.head)
-        wanted = [r.seq for r in topic.view.live() if r.seq > cursor and matches_tag(r.tag, match)]
+        wanted = [rec.seq for rec in topic.view.between(cursor, topic.view.head) if matches(match, rec.tag)]
         found: list[int] = []
         while cursor < topic.view.head:
             page = self.world.engine.diff(DiffRequest(topic=name, from_seq=cursor, limit=limit, filter=match))
@@ -257,11 +249,11 @@ class BatchMachine(EngineMachine):
                 found += [seq for seq in live if cursor < seq]
             assert reply.next_from_seq > cursor
             cursor = reply.next_from_seq
-        assert found == [r.seq for r in view.live()]
-        since = next(((r.seq, r.time) for r in view.live() if r.time >= self.now + ts), None)
+        assert found == list(view.live)
+        since = next(((r.seq, r.time) for r in view.live.values() if r.time >= self.now + ts), None)
         assert batches.offset_at(name, 0, self.now + ts) == since
-        newest = max((r.time for r in view.live()), default=None)
-        expected = next(((r.seq, r.time) for r in view.live() if r.time == newest), None)
+        newest = max((r.time for r in view.live.values()), default=None)
+        expected = next(((r.seq, r.time) for r in view.live.values() if r.time == newest), None)
         assert batches.newest_time(name, 0) == expected
 
     @invariant()
@@ -304,18 +296,7 @@ def small() -> Iterator[None]:
 
 def run(examples: int, steps: int, *, derandomize: bool) -> None:
     with small():
-        run_state_machine_as_test(
-            BatchMachine,
-            settings=settings(
-                derandomize=derandomize,
-                max_examples=examples,
-                stateful_step_count=steps,
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-                print_blob=True,
-            ),
-        )
+        run_machine(BatchMachine, examples, steps, derandomize=derandomize)
 
 
 @pytest.mark.timeout(180)

@@ -1,11 +1,10 @@
 """Long reads from a store that follows the writer's: page for page what the engine has written."""
 
 import pytest
-from engine_machine import EngineMachine, matches, names
-from engine_support import World, gap, seqs
-from hypothesis import HealthCheck, settings
+from engine_machine import EngineMachine, filters, names
+from engine_support import World, gap, run_machine, seqs
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, precondition, rule
 from msgspec.structs import replace
 
 from topics_service.engine import reader
@@ -214,7 +213,7 @@ class ReplicaMachine(EngineMachine):
         limit=st.integers(1, 6),
         max_bytes=st.sampled_from((1, 20, 1 << 20)),
         nodes=st.sampled_from(((), (b"n1",))),
-        match=matches,
+        match=filters,
     )
     def begin_to_read(
         self,
@@ -284,15 +283,4 @@ class ReplicaMachine(EngineMachine):
 
 @pytest.mark.timeout(180)
 def test_the_replica_is_the_engine(small_steps: None) -> None:
-    run_state_machine_as_test(
-        ReplicaMachine,
-        settings=settings(
-            derandomize=True,
-            max_examples=200,
-            stateful_step_count=60,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-            print_blob=True,
-        ),
-    )
+    run_machine(ReplicaMachine, 200, 60, derandomize=True)

@@ -21,19 +21,21 @@ import pytest
 import uvloop
 
 from support.local_server import LocalServer, serving
+from support.log_model import Rec
 from support.watch_followers import Follower, GrpcFollower, SessionFollower, Wish, WsFollower
-from support.watch_model import Config, Life, Match, Model, Reading, Rec, Version
+from support.watch_model import Life, Model, Reading, Version, tag_json
 from support.watch_wire import http
 from topics_proto.v1 import topics_service_pb2, topics_service_pb2_grpc
+from topics_service.engine.model import TagMatch, TopicConfig
 
 SEEDS = range(8)
 STEPS = int(os.environ.get("TOPICS_WATCH_STEPS", "220"))
 SECONDS = 40.0  # within which all followers must have caught up
 NAMES = ("w.a", "w.b", "w.c", "v.d")
 DURABILITIES = ("ephemeral", "disk", "disk", "memory", "fsync")
-TAGS = (None, "a", "a:1", "b")
-MATCHES = (Match("Eq", "a"), Match("Glob", "a"), Match("Glob", ""), Match("Eq", "z"))
-NODES = (None, "n1", "n2")
+TAGS = (None, b"a", b"a:1", b"b")
+MATCHES = (TagMatch("Eq", b"a"), TagMatch("Glob", b"a"), TagMatch("Glob", b""), TagMatch("Eq", b"z"))
+NODES = (None, b"n1", b"n2")
 
 
 class Run:
@@ -82,10 +84,10 @@ class Run:
         records = [self.record() for _ in range(self.rng.choice((1, 1, 1, 2, 5)))]
         life = subject.alive
         if life is None:
-            life = Life([Version(), Version().appended(records, self.model.now)])  # made, then written to
+            life = Life([Version(), Version().written(records, self.model.now)])  # made, then written to
             subject.lives.append(life)
         else:
-            life.push(life.now.appended(records, self.model.now))
+            life.push(life.now.written(records, self.model.now))
         follower_class = self.rng.choice((self._append_http, self._append_http, self._append_grpc))
 
         async def operation() -> None:
@@ -105,7 +107,7 @@ class Run:
     async def _append_grpc(self, name: str, records: list[Rec]) -> int:
         request = topics_service_pb2.AppendRequest(topic=name)
         for rec in records:
-            request.records.add(data=rec.data, meta=rec.meta or b"", tag=rec.tag, node=rec.node)
+            request.records.add(data=rec.data, meta=rec.meta or b"", tag=text(rec.tag), node=text(rec.node))
         return int((await self.stub.Append(request)).head_seq)
 
     def record(self) -> Rec:
@@ -123,10 +125,10 @@ class Run:
         head = life.now.head
         before = self.rng.choice((None, head + 1, head - 1, head - 4, self.rng.randint(0, head + 1)))
         match = self.rng.choice(MATCHES) if before is None or self.rng.random() < 0.2 else None
-        count = len(life.now.expired(self.model.now).live)
+        count = len(life.now.at(self.model.now).live)
         life.push(life.now.deleted(before if before is None else max(0, before), match, self.model.now))
         body = {"before_seq": before if before is None else max(0, before)}
-        body |= {} if match is None else {"match": match.json}
+        body |= {} if match is None else {"match": tag_json(match)}
 
         async def operation() -> None:
             reply = await self.call("POST", f"/v0/topics/{name}/delete", body)
@@ -139,22 +141,23 @@ class Run:
     async def put(self, name: str) -> None:
         await self.free(name)
         subject = self.model.subjects[name]
-        config = Config(
-            durability=self.rng.choice(DURABILITIES),
-            ttl_ms=self.rng.choice((0, 0, 100)),
-            cap_records=self.rng.choice((0, 0, 3, 8, 20)),
-            cap_bytes=self.rng.choice((0, 0, 0, 200)),
-            dedupe_node=self.rng.random() < 0.7,
-        )
+        given: dict[str, Any] = {
+            "durability": self.rng.choice(DURABILITIES),
+            "ttl_ms": self.rng.choice((0, 0, 100)),
+            "cap_records": self.rng.choice((0, 0, 3, 8, 20)),
+            "cap_bytes": self.rng.choice((0, 0, 0, 200)),
+            "dedupe_node": self.rng.random() < 0.7,
+        }
+        config = TopicConfig(**given)
         life = subject.alive
         if life is None:
-            life = Life([Version(config)])
+            life = Life([Version(config=config)])
             subject.lives.append(life)
         elif config != life.now.config:
             life.push(*life.now.reconfigured(config, self.model.now))
 
         async def operation() -> None:
-            await self.call("PUT", f"/v0/topics/{name}", config._asdict())
+            await self.call("PUT", f"/v0/topics/{name}", given)
             self.done(life)
 
         await self.start(name, operation())
@@ -183,7 +186,7 @@ class Run:
         if life is None or not life.created:
             return
         count = self.rng.randint(1, 4)
-        life.push(life.now.burned(count, self.model.now))
+        life.push(life.now.at(self.model.now).burnt(count))
 
         async def operation() -> None:
             await self.server.burn(name, count)
@@ -227,9 +230,9 @@ class Run:
         reading, cursor = self.reading(strong=False), self.rng.randint(0, version.head + 1)
         body = {
             "from_seq": cursor, "limit": reading.limit, "max_batch_bytes": reading.max_bytes,
-            "node": sorted(reading.nodes), "include_tags": True,
+            "node": reading.node_names, "include_tags": True,
         }  # fmt: skip
-        body |= {} if reading.match is None else {"filter": reading.match.json}
+        body |= {} if reading.match is None else {"filter": tag_json(reading.match)}
         reply = await self.call("POST", f"/v0/topics/{name}/diff", body)
         lost, at = version.lost(cursor, version.head), cursor
         if lost is None:
@@ -238,7 +241,7 @@ class Run:
             found = reply["tombstone"]
             assert (found["gap_from"], found["gap_to"], found["reason"]) == lost, (name, found, version)
             at = version.earliest - 1 if lost.reason in ("recreated", "cap", "ttl", "mixed") else lost.last
-        page = version.page(at, version.head, reading)
+        page = version.read(at, version.head, reading)
         assert [record["$seq"] for record in reply["records"]] == [rec.seq for rec in page.taken], (name, version)
         assert page.minimum <= reply["next_from_seq"] <= page.next, (name, cursor, reply, version)
 
@@ -261,7 +264,7 @@ class Run:
         return Reading(
             limit=self.rng.choice((1, 2, 3, 256)),
             max_bytes=self.rng.choice((1, 60, 1 << 18, 1 << 18)),
-            nodes=frozenset(self.rng.choice(((), (), ("n1",), ("n1", "n2")))),
+            nodes=frozenset(self.rng.choice(((), (), (b"n1",), (b"n1", b"n2")))),
             match=self.rng.choice((None, None, *MATCHES)),
             strong=strong,
         )
@@ -303,6 +306,10 @@ class Run:
         await self.channel.close()
 
 
+def text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
+
+
 def json_body(records: list[Rec]) -> bytes:
     """A write body with each text as it stands."""
     items = []
@@ -310,7 +317,8 @@ def json_body(records: list[Rec]) -> bytes:
         parts = [b'"data":' + rec.data]
         parts += [b'"meta":' + rec.meta] if rec.meta else []
         parts += [
-            b'"%b":%b' % (key, json.dumps(value).encode()) for key, value in ((b"tag", rec.tag), (b"node", rec.node))
+            b'"%b":%b' % (key, json.dumps(text(value)).encode())
+            for key, value in ((b"tag", rec.tag), (b"node", rec.node))
         ]
         items.append(b"{" + b",".join(parts) + b"}")
     return b'{"records":[' + b",".join(items) + b"]}"

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from topics_service.engine import idempotency, maintenance, recovery, retention
+from topics_service.engine import idempotency, maintenance, recovery, retention, snapshot
 from topics_service.engine.deletes import Deletes
 from topics_service.engine.log import Log
 from topics_service.engine.offsets.groups import Groups
@@ -19,10 +19,11 @@ from topics_service.engine.queue.state import Queue
 from topics_service.engine.router import forwarding
 from topics_service.engine.router.forwarding import Forwarding
 from topics_service.engine.router.router import Router
+from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.watch.core import Watch
 from topics_service.engine.writer import Writer
-from topics_service.storage import block
+from topics_service.storage import block, keys
 from topics_service.storage.memory import MemoryBatch
 from topics_service.storage.store import Family
 
@@ -70,7 +71,7 @@ def _granted_to_all(self: Queue, seqs: Any, deliveries: Any) -> None:
 
 _marked, _sweep, _evict, _expire, _step = Deletes.marked, Queue.sweep, retention.evict, retention.expire, Watch._step
 _merge, _synced, _find, _staged, _close = block.merge, Writer.on_synced, idempotency.find, Log.stage, recovery.close
-_nack = Settlement.nack
+_nack, _lose = Settlement.nack, recovery.lose
 
 
 def _moved_only_away(tx: Transaction, batch: Any, seqs: Any, source: Any, dest: Any, now: int) -> Any:
@@ -105,6 +106,39 @@ def _counted(self: Settlement, request: SettleRequest) -> tuple[SettleReply, int
 
 def _kept_in_memory(self: Log, disk: Any, s: Any) -> None:
     s.volatile_from = 0
+
+
+def _lost_wrongly(change: Callable[[Snapshot], None]) -> Planted:
+    """A start that loses a tail writes another state of the log."""
+
+    def lose(s: Snapshot, blocks: Any, log_id: int, start: int, ceiling: int, batch: Any) -> None:
+        written = len(batch.changes)
+        _lose(s, blocks, log_id, start, ceiling, batch)
+        if len(batch.changes) > written:
+            change(s)
+            batch.put(Family.LOGS, keys.u64(log_id), snapshot.encode(s))
+
+    return lambda: patch.object(recovery, "lose", lose)
+
+
+def _forget_ttl(s: Snapshot) -> None:
+    s.evict_ttl = 0
+
+
+def _forget_cap(s: Snapshot) -> None:
+    s.evict_cap = 0
+
+
+def _leave_floor(s: Snapshot) -> None:
+    s.evict_cap = s.evict_cap if s.count else 0
+
+
+def _invent_expiry(s: Snapshot) -> None:
+    s.evict_ttl = s.evict_ttl if s.count else s.head
+
+
+def _jump(s: Snapshot) -> None:
+    s.head += 100
 
 
 _BUGS: dict[str, Planted] = {
@@ -150,6 +184,11 @@ _BUGS: dict[str, Planted] = {
     "positions that outlive their topic": lambda: patch.object(Groups, "remove_topic", lambda *_: None),
     "a stop that forgets what is only in memory": lambda: patch.object(recovery, "close", _closed),
     "an attempt that is released and counts": lambda: patch.object(Settlement, "nack", _counted),
+    "an expiry floor forgotten with a lost tail": _lost_wrongly(_forget_ttl),
+    "an eviction floor forgotten with a lost tail": _lost_wrongly(_forget_cap),
+    "a lost tail that leaves no floor": _lost_wrongly(_leave_floor),
+    "a lost tail that is said to have expired": _lost_wrongly(_invent_expiry),
+    "a lost tail that is longer than it was": _lost_wrongly(_jump),
     "totals that drift": lambda: patch.object(Log, "_account", lambda self, s: None),
 }
 

@@ -17,9 +17,9 @@ from simulation.actors.time import Clock, Fsync, Upkeep
 from simulation.actors.watching import Watcher
 from simulation.disk import CrashError
 from simulation.oracle import reading
-from simulation.oracle.log import demand
 from simulation.trace import Trace
 from simulation.world import CEILING_STEP, RefusedError, World
+from support.log_model import demand
 from topics_service.engine.router.router import Router
 
 ACTORS: tuple[type[Actor], ...] = (

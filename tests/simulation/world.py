@@ -10,11 +10,11 @@ from engine_support import FakeClock
 
 from simulation.disk import CrashError, Disk, audit
 from simulation.oracle.groups import Groups
-from simulation.oracle.log import LogState, demand
 from simulation.oracle.queues import Queues
 from simulation.oracle.routers import Routers
 from simulation.oracle.topics import LogModel, TopicModel, Topics, lose
 from simulation.trace import Trace
+from support.log_model import LogState, demand
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits
@@ -140,11 +140,11 @@ class World:
 
     def look(self, only: TopicModel | None = None) -> None:
         """A reader comes to the logs of a topic, or to every log."""
-        for topic, partition, log in self.topics.logs():
-            if topic.config.ttl_ms and only in (None, topic):
-                if not self._let_expire(topic, partition):
-                    continue
-                log.look(topic.config.ttl_ms, self.now, self.hold(topic, partition), self.w)
+        for topic in self.topics.by_name.values():
+            if topic.config.ttl_ms and (only is None or topic is only):
+                for partition, log in enumerate(topic.logs):
+                    if self._let_expire(topic, partition):
+                        log.look(topic.config.ttl_ms, self.now, self.hold(topic, partition), self.w)
 
     def _let_expire(self, topic: TopicModel, partition: int) -> bool:
         """Let a reader see what is left. Whether what is too old has gone: not where that can't be written."""

@@ -8,7 +8,7 @@ import random
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -18,7 +18,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from support.local_server import LocalServer
-from support.watch_model import Mark, Model, Reading, Rec
+from support.log_model import Rec
+from support.watch_model import Mark, Model, Reading, tag_json
 from support.watch_oracle import (
     Deleted,
     Frame,
@@ -62,7 +63,8 @@ class Wish(NamedTuple):
         return tuple(key[:-1] for key in self.topics if key.endswith("*"))
 
     def shown(self, rec: Rec) -> Rec:
-        return rec._replace(
+        return replace(
+            rec,
             tag=rec.tag if self.tags else None,
             meta=rec.meta if self.metas else None,
             data=rec.data if self.datas else b"",
@@ -73,14 +75,14 @@ class Wish(NamedTuple):
         reading = self.reading
         return {
             "topics": self.topics,
-            "node": sorted(reading.nodes),
+            "node": reading.node_names,
             "limit": reading.limit,
             "max_batch_bytes": reading.max_bytes,
             "consistency": "strong" if reading.strong else "eventual",
             "include_tags": self.tags,
             "include_meta": self.metas,
             "include_data": self.datas,
-        } | ({} if reading.match is None else {"filter": reading.match.json})
+        } | ({} if reading.match is None else {"filter": tag_json(reading.match)})
 
 
 @dataclass(eq=False)
@@ -390,12 +392,12 @@ class GrpcFollower(Follower):
         wish, reading = self.wish, self.wish.reading
         subscription = pb.WatchSubscription(
             topics={key: pb.WatchTopic(**start) for key, start in wish.topics.items()},
-            cursor=self._cursor, node=sorted(reading.nodes), limit=reading.limit, max_batch_bytes=reading.max_bytes,
+            cursor=self._cursor, node=reading.node_names, limit=reading.limit, max_batch_bytes=reading.max_bytes,
             heartbeat_ms=60_000, include_meta=wish.metas, include_tags=wish.tags, include_data=wish.datas,
             consistency=pb.WATCH_CONSISTENCY_STRONG if reading.strong else pb.WATCH_CONSISTENCY_EVENTUAL,
         )  # fmt: skip
         if reading.match is not None:
-            setattr(subscription.filter, "eq" if reading.match.op == "Eq" else "prefix", reading.match.value)
+            setattr(subscription.filter, "eq" if reading.match.op == "Eq" else "prefix", reading.match.value.decode())
         marks = self.marks()
         call = self._call = stub.Watch(pb.WatchRequest(subscription=subscription, lenient=True))
         try:

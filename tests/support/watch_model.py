@@ -5,34 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from support.log_model import LogState, Lost, Page, Rec, matches
+from topics_service.engine.model import TagMatch, TopicConfig
 
-class Rec(NamedTuple):
-    """One record, as it was sent."""
-
-    seq: int
-    ts: int
-    data: bytes
-    meta: bytes | None
-    tag: str | None
-    node: str | None
-
-    @property
-    def size(self) -> int:
-        return len(self.data) + len(self.meta or b"")
-
-
-class Match(NamedTuple):
-    """A tag filter: Eq, or Glob with its prefix."""
-
-    op: str
-    value: str
-
-    def holds(self, tag: str | None) -> bool:
-        return tag is not None and (tag == self.value if self.op == "Eq" else tag.startswith(self.value))
-
-    @property
-    def json(self) -> list[str]:
-        return ["tag", self.op, self.value + ("*" if self.op == "Glob" else "")]
+DEFAULTS = TopicConfig()
 
 
 class Reading(NamedTuple):
@@ -40,57 +16,27 @@ class Reading(NamedTuple):
 
     limit: int
     max_bytes: int
-    nodes: frozenset[str] = frozenset()
-    match: Match | None = None
+    nodes: frozenset[bytes] = frozenset()
+    match: TagMatch | None = None
     strong: bool = False
 
-
-class Config(NamedTuple):
-    """The configuration of a topic, as far as readers notice it."""
-
-    durability: str = "disk"
-    ttl_ms: int = 0
-    cap_records: int = 0
-    cap_bytes: int = 0
-    dedupe_node: bool = True
-
-
-DEFAULTS = Config()
-
-
-class Lost(NamedTuple):
-    """An explicit gap."""
-
-    first: int
-    last: int
-    reason: str
-
-
-class Page(NamedTuple):
-    """The records of one read. Its cursor is `next`, or (with a tag filter) a lower one down to `least`."""
-
-    taken: tuple[Rec, ...]
-    minimum: int
-    next: int
-
-
-@dataclass(eq=False)
-class Version:
-    """One state of a topic, never changed. `cap`, `ttl` and `trim` are the highest seqs lost to each cause."""
-
-    config: Config = DEFAULTS
-    head: int = 0
-    live: dict[int, Rec] = field(default_factory=dict)
-    cap: int = 0
-    ttl: int = 0
-    trim: int = 0
-    gaps: tuple[tuple[int, int], ...] = ()
-    last_ts: int = 0
-    _pages: dict[tuple[int, int, Reading], Page] = field(default_factory=dict, repr=False)
-
     @property
-    def earliest(self) -> int:
-        return next(iter(self.live), self.head + 1)
+    def node_names(self) -> list[str]:
+        """As requests have them."""
+        return [node.decode() for node in sorted(self.nodes)]
+
+
+def tag_json(match: TagMatch) -> list[str]:
+    """A condition on tags as JSON has it."""
+    return ["tag", match.op, match.value.decode() + ("*" if match.op == "Glob" else "")]
+
+
+@dataclass(frozen=True, eq=False)
+class Version(LogState):
+    """One state of a topic with its configuration, never changed."""
+
+    config: TopicConfig = DEFAULTS
+    _pages: dict[tuple[int, int, Reading], Page] = field(default_factory=dict, init=False, repr=False)
 
     def shows_as(self, other: "Version") -> bool:
         """Whether no reader can tell the two apart."""
@@ -99,104 +45,44 @@ class Version:
 
     # -------------------------------------------------------- changes, each a new version
 
-    def expired(self, now: int) -> "Version":
-        ttl = self.config.ttl_ms
-        gone = [rec.seq for rec in self.live.values() if ttl and now - rec.ts > ttl]
-        return self._without(gone, ttl=gone[-1]) if gone else self
+    def at(self, now: int) -> "Version":
+        """Without what is too old then."""
+        return self.expired(self.config.ttl_ms, now, None)
 
-    def evicted(self) -> "Version":
-        config, gone = self.config, []
-        count, nbytes = len(self.live), sum(rec.size for rec in self.live.values())
-        for rec in self.live.values():
-            many = config.cap_records and count > config.cap_records
-            if not many and not (config.cap_bytes and nbytes > config.cap_bytes):
-                break
-            count, nbytes = count - 1, nbytes - rec.size
-            gone.append(rec.seq)
-        return self._without(gone, cap=gone[-1]) if gone else self
-
-    def appended(self, records: list[Rec], now: int) -> "Version":
-        """The records with seqs and times of their own."""
-        s = self.expired(now)
+    def written(self, records: list[Rec], now: int) -> "Version":
+        """With these on top, which get seqs and times of their own."""
+        s = self.at(now)
         ts = max(now, s.last_ts)
-        new = {seq: rec._replace(seq=seq, ts=ts) for seq, rec in enumerate(records, s.head + 1)}
-        return replace(s, head=s.head + len(new), live=s.live | new, last_ts=ts, _pages={}).evicted()
+        return s.appended([replace(rec, seq=seq, ts=ts) for seq, rec in enumerate(records, s.head + 1)], s.config, None)
 
-    def deleted(self, before: int | None, match: Match | None, now: int) -> "Version":
-        s = self.expired(now)
-        gone = [
-            rec.seq
-            for rec in s.live.values()
-            if (before is None or rec.seq < before) and (match is None or match.holds(rec.tag))
-        ]
-        return s._without(gone) if gone else s
+    def deleted(self, before: int | None, match: TagMatch | None, now: int) -> "Version":
+        s = self.at(now)
+        gone = [rec.seq for rec in s.live.values() if (before is None or rec.seq < before) and matches(match, rec.tag)]
+        return s.without(gone) if gone else s
 
-    def reconfigured(self, config: Config, now: int) -> "list[Version]":
+    def reconfigured(self, config: TopicConfig, now: int) -> "list[Version]":
         """While the new config holds and its write is on its way, and after it."""
-        between = replace(self.expired(now), config=config, _pages={}).expired(now)
-        return [between, between.evicted()]
-
-    def burned(self, count: int, now: int) -> "Version":
-        """The given number of seqs without a record were lost at the source."""
-        s = self.expired(now)
-        start, head = s.head + 1, s.head + count
-        if not s.live:
-            return replace(s, head=head, trim=head, _pages={})
-        gaps = s.gaps
-        if gaps and gaps[-1][1] == s.head:
-            start, gaps = gaps[-1][0], gaps[:-1]
-        return replace(s, head=head, gaps=(*gaps, (start, head)), _pages={})
-
-    def _without(self, gone: list[int], **floors: int) -> "Version":
-        dead = set(gone)
-        live = {seq: rec for seq, rec in self.live.items() if seq not in dead}
-        return replace(self, live=live, _pages={}, **floors)
+        between = replace(self.at(now), config=config).at(now)
+        return [between, between.evicted(config, None)]
 
     # ------------------------------------------------------------------------------ reads
 
     def lost(self, cursor: int, end: int) -> Lost | None:
         """The gap that a reader at `cursor` meets, cut at `end`."""
-        at = cursor + 1
-        if cursor > self.head:
-            return Lost(1, self.head, "recreated")
-        if cursor >= end:
-            return None
-        if at <= max(self.cap, self.ttl, self.trim):
-            causes = [why for why, floor in (("cap", self.cap), ("ttl", self.ttl)) if floor >= at]
-            why = "source_trim" if not causes else causes[0] if len(causes) == 1 else "mixed"
-            return Lost(at, min(self.earliest - 1, end), why)
-        for start, stop in self.gaps:
-            if start <= at <= stop:
-                return Lost(at, min(stop, end), "source_trim")
-        return None
+        found = self.lost_at(cursor)
+        if found is None or cursor > self.head:
+            return found
+        return None if cursor >= end else found._replace(last=min(found.last, end))
 
-    def page(self, cursor: int, end: int, reading: Reading) -> Page:
+    def read(self, cursor: int, end: int, reading: Reading) -> Page:
         """The records after `cursor`, where nothing is lost, up to `end` and before the next gap."""
         key = cursor, end, reading
         found = self._pages.get(key)
         if found is None:
-            found = self._pages[key] = self._page(cursor, end, reading)
+            nodes = reading.nodes if self.config.dedupe_node else ()
+            found = self.page(cursor, end, reading.limit, reading.max_bytes, nodes, reading.match)
+            self._pages[key] = found
         return found
-
-    def _page(self, cursor: int, end: int, reading: Reading) -> Page:
-        end = min([end, *(start - 1 for start, _ in self.gaps if start > cursor)])
-        nodes = reading.nodes if self.config.dedupe_node else frozenset()
-        taken: list[Rec] = []
-        examined = nbytes = 0
-        last = cursor
-        for rec in self.live.values():
-            if not cursor < rec.seq <= end or (reading.match is not None and not reading.match.holds(rec.tag)):
-                continue
-            wanted = rec.node is None or rec.node not in nodes
-            if examined == reading.limit or (wanted and taken and nbytes + rec.size > reading.max_bytes):
-                return Page(tuple(taken), last, last if reading.match is None else rec.seq - 1)
-            if wanted:
-                taken.append(rec)
-                nbytes += rec.size
-            examined, last = examined + 1, rec.seq
-        if examined < reading.limit:
-            return Page(tuple(taken), end, end)
-        return Page(tuple(taken), last, last if reading.match is None else end)
 
 
 @dataclass(eq=False)
@@ -288,7 +174,7 @@ class Model:
     def tick(self, ms: int) -> None:
         """Time passes at once; no operation may be under way."""
         self.now += ms
-        self._change(lambda version: version.expired(self.now))
+        self._change(lambda version: version.at(self.now))
 
     def _change(self, change: Callable[[Version], Version]) -> None:
         for subject in self.subjects.values():

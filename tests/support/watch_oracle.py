@@ -7,7 +7,8 @@ frame is right if it is the next one of any of them. What is passed over in sile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from support.watch_model import Lost, Mark, Reading, Rec, Subject, Version
+from support.log_model import Lost, Rec
+from support.watch_model import Mark, Reading, Subject, Version
 
 
 class Records(NamedTuple):
@@ -204,7 +205,7 @@ class Place:
                 if end < version.head or state.live:
                     yield state._replace(stale=None, opening=False)
             elif version.lost(state.cursor, end) is None:
-                page = version.page(state.cursor, end, self.reading)
+                page = version.read(state.cursor, end, self.reading)
                 if not page.taken:
                     for cursor in {page.minimum, page.next}:
                         yield state._replace(cursor=cursor, stale=None, opening=False)
@@ -231,7 +232,7 @@ class Place:
             return not state.live
         if version.lost(state.cursor, version.head) is not None:
             return True
-        return bool(version.page(state.cursor, version.head, self.reading).taken)
+        return bool(version.read(state.cursor, version.head, self.reading).taken)
 
     def _gives(self, state: State, frame: Frame) -> Iterator[State]:
         """The states behind `state` and the frame."""
@@ -262,7 +263,7 @@ class Place:
             return At(state.life, state.v, at, stale=state.cursor)
         if lost is not None or frame.from_seq != (cursor if state.stale is None else state.stale):
             return None
-        page = version.page(cursor, end, self.reading)
+        page = version.read(cursor, end, self.reading)
         if not page.taken or not page.minimum <= frame.to_seq <= page.next:
             return None
         if tuple(map(self._shown, page.taken)) != frame.records:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import msgspec
 
-from support.watch_model import Lost, Rec
+from support.log_model import Lost, Rec
 from support.watch_oracle import CaughtUp, Deleted, Frame, Records, Tombstone
 from topics_proto.v1 import record_pb2
 from topics_proto.v1 import watch_service_pb2 as pb
@@ -174,9 +174,13 @@ def json_record(found: Raw) -> Rec:
         ts=int(bytes(found["$ts"])),
         data=bytes(found.get("data", b"")),
         meta=bytes(found["meta"]) if "meta" in found else None,
-        tag=msgspec.json.decode(found["$tag"]) if "$tag" in found else None,
-        node=msgspec.json.decode(found["$node"]) if "$node" in found else None,
+        tag=_text(found, "$tag"),
+        node=_text(found, "$node"),
     )
+
+
+def _text(found: Raw, member: str) -> bytes | None:
+    return msgspec.json.decode(found[member], type=str).encode() if member in found else None
 
 
 async def http(port: int, method: str, path: str, body: Any = None) -> dict[str, Any]:
@@ -202,7 +206,8 @@ def grpc_frame(kind: str, told: Any) -> Frame:
             records = tuple(
                 Rec(
                     rec.seq, rec.ts_ms, rec.data, rec.meta or None,
-                    rec.tag if rec.HasField("tag") else None, rec.node if rec.HasField("node") else None,
+                    rec.tag.encode() if rec.HasField("tag") else None,
+                    rec.node.encode() if rec.HasField("node") else None,
                 )
                 for rec in told.records
             )  # fmt: skip

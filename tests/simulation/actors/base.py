@@ -3,9 +3,9 @@
 from random import Random
 from typing import TypeVar
 
-from simulation.oracle.log import Rec
 from simulation.oracle.topics import TopicModel
 from simulation.world import World
+from support.log_model import Rec
 
 T = TypeVar("T")
 LOGS = ("a", "b", "c")

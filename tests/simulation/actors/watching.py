@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from simulation.actors.base import NAMES, Actor
 from simulation.oracle import reading
-from simulation.oracle.log import demand
 from simulation.oracle.topics import LogModel
 from simulation.world import World
+from support.log_model import demand
 from topics_service.engine.model import DiffReply
 from topics_service.engine.watch.core import Watch
 from topics_service.engine.watch.frames import (

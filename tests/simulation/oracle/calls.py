@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from simulation.oracle.log import Key, LogState, Rec, demand
-from simulation.oracle.routers import matches
 from simulation.oracle.topics import LogModel, TopicModel
+from support.log_model import Key, LogState, Rec, demand, matches
 from topics_service.engine import config as engine_config
 from topics_service.engine.model import (
     AppendReply,
@@ -62,7 +61,7 @@ def _reconfigured(world: "World", topic: TopicModel, before: TopicConfig, config
         if config.discard == "old":
             state = state.evicted(config, hold)
         if config.durability != "ephemeral" and state.volatile_from:
-            state = replace(state, volatile_from=0)
+            state = state.materialized()
             world.trace.meet("records in memory that went to the disk")
         demand(log.commit(state, world.w, world.log(topic, partition), config), "a config that waits for no fsync")
     topic.config = config

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from simulation.oracle.log import demand
 from simulation.oracle.topics import History, TopicModel, back, keep, prune
+from support.log_model import demand
 from topics_service.engine.offsets.positions import CommitItem, ResetRequest, Target
 
 if TYPE_CHECKING:

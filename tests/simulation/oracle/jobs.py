@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from simulation.oracle.log import Rec
 from simulation.oracle.topics import History, TopicModel, keep
+from support.log_model import Rec
 from topics_service.engine.model import TopicConfig
 
 STAMPS = ("$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq")

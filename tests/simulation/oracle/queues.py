@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 from simulation.oracle.jobs import STAMPS, Lease, QueueModel, Touched, origin, plain
-from simulation.oracle.log import LogState, Rec, demand
 from simulation.oracle.routers import read
 from simulation.oracle.topics import TopicModel, back, prune
+from support.log_model import LogState, Rec, demand
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.queue.jobs import ClaimRequest, Job, JobState, ListJobsRequest, RedriveRequest, SettleRequest
 from topics_service.engine.queue.leases import Delivery

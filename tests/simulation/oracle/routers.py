@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from simulation.oracle.log import LogState, Rec, demand
 from simulation.oracle.topics import History, TopicModel, back, keep, prune
+from support.log_model import LogState, Rec, demand, matches
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.model import TagMatch
 from topics_service.engine.router.hops import MAX_HOPS, Hops
 from topics_service.engine.router.router import PutRouterRequest, Router, RouterConfig
 from topics_service.storage.block import Block
@@ -152,7 +151,8 @@ class Routers:
             rec, seq=seq, ts=ts, meta=found.meta,
             tag=rec.tag if config.preserve_tag else None, node=rec.node if config.preserve_node else None,
         )  # fmt: skip
-        demand(found == expected, f"a copy of {rec} is {found}")
+        if found != expected:
+            demand(False, f"a copy of {rec} is {found}")
         if config.guarantee != "exactly_once":
             demand(found.meta == rec.meta, "a copy has another meta")
             return found
@@ -196,7 +196,8 @@ class Routers:
             router.name: (router.config, router.source.number, router.dest.number, router.cursor, router.forwarded)
             for router in self._world.engine.routers._routers.values()
         }
-        demand(found == self.standing, f"the routers are {found}, not {self.standing}")
+        if found != self.standing:
+            demand(False, f"the routers are {found}, not {self.standing}")
 
     def _stand(self, name: str, standing: Standing) -> None:
         self.standing = {**self.standing, name: standing}
@@ -207,13 +208,6 @@ def read(block: Block, i: int) -> Rec:
     """The record at a position of a block."""
     meta, tag, node = (None if column is None else column[i] for column in (block.metas, block.tags, block.nodes))
     return Rec(block.base_seq + i, block.ts_at(i), block.record_data(i), meta, tag, node)
-
-
-def matches(match: TagMatch | None, tag: bytes | None) -> bool:
-    """Whether a record with this tag is meant."""
-    if match is None or tag is None:
-        return match is None
-    return tag == match.value if match.op == "Eq" else tag.startswith(match.value)
 
 
 def _passes(config: RouterConfig, rec: Rec) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from simulation.oracle.log import LogState, demand
+from support.log_model import LogState, demand
 from topics_service.engine.log import Log
 from topics_service.engine.model import TopicConfig
 from topics_service.engine.topic import Topic
@@ -205,8 +205,12 @@ def lose(
     elif not config.ttl_ms and not old.ttl:  # else what has expired may not have been written
         before = any(seq < start for seq in old.live)
         demand(as_floor != before, "a loss behind records is a gap, and one behind none is a floor")
-    found = {"cap": s.evict_cap, "ttl": s.evict_ttl, "trim": s.evict_trim}
-    for why, floor in found.items():  # what had left the lost range before may count in the reason, or be forgotten
-        known = getattr(state, why)
-        demand(floor == known or (known > floor and known >= start), f"the floor {why} is {floor}, it was {known}")
+    found = s.evict_cap, s.evict_ttl, s.evict_trim
+    # What had left the lost range before may count in the reason, or be forgotten; so may what had expired by now.
+    possible = set()
+    for each in (old, old.expired(config.ttl_ms, now, hold)):
+        for cap, ttl, trim in (*each.forgettable, each.floors):
+            left = replace(each, cap=cap, ttl=ttl, trim=trim).cut(start, s.head, as_floor=as_floor)
+            possible.add(left.expired(config.ttl_ms, now, hold).floors)
+    demand(found in possible, f"the floors are {found}, not one of {possible}")
     return replace(state, cap=s.evict_cap, ttl=s.evict_ttl, trim=s.evict_trim), "floor" if as_floor else "gap"

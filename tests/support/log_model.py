@@ -1,12 +1,23 @@
-"""One log as the contract describes it: which records are alive, and what a reader is told of those that are not."""
+"""One log as the contract describes it: which records are alive, and what a reader is told of those that are not.
 
-from collections.abc import Iterable, Iterator
+The simulation, the engine's state machines and the tests of watches all compare with this model."""
+
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
-from topics_service.engine.model import TopicConfig
+from topics_service.engine.model import TagMatch, TopicConfig
 
-Lost = tuple[int, int, str]  # first and last seq, reason
+Floors = tuple[int, int, int]  # cap, ttl, trim
 Origin = tuple[str, int, int]  # router, epoch and seq of the source
+
+
+class Lost(NamedTuple):
+    """An explicit gap."""
+
+    first: int
+    last: int
+    reason: str
 
 
 class OracleError(AssertionError):
@@ -21,7 +32,8 @@ def demand(condition: object, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rec:
-    """A record. `origin` is that of a copy which was made exactly once; `priority` and `ready_at` (ms) are of jobs."""
+    """A record. `origin` is that of a copy which was made exactly once; `priority` and `ready_at` (ms) are of jobs;
+    `stored` (bytes) and `created` (ms) are of one that came in a Kafka batch: its share of it, and its own time."""
 
     seq: int
     ts: int
@@ -32,11 +44,31 @@ class Rec:
     origin: Origin | None = field(default=None, compare=False)
     priority: int = field(default=0, compare=False)
     ready_at: int = field(default=0, compare=False)
+    stored: int | None = field(default=None, compare=False)
+    created: int | None = field(default=None, compare=False)
 
     @property
     def size(self) -> int:
         """What caps and counters count."""
+        return self.delivered if self.stored is None else self.stored
+
+    @property
+    def delivered(self) -> int:
+        """What the byte budget of a page counts."""
         return len(self.data) + len(self.meta or b"")
+
+    @property
+    def time(self) -> int:
+        """As Kafka clients see it."""
+        return self.ts if self.created is None else self.created
+
+
+class Page(NamedTuple):
+    """The records of one read. Its cursor is `next`, or (with a tag filter) a lower one down to `minimum`."""
+
+    taken: tuple[Rec, ...]
+    minimum: int
+    next: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +87,8 @@ class Key:
 @dataclass(frozen=True)
 class LogState:
     """A version of a log, never changed. `live` is in the order of seqs; the floors are the last seqs lost to each
-    cause; from `volatile_from` on (0: none) records are in memory only."""
+    cause; from `volatile_from` on (0: none) records are in memory only, and `forgettable` has the floors before each
+    of their changes since then: a crash may bring back any of them."""
 
     head: int = 0
     live: dict[int, Rec] = field(default_factory=dict)
@@ -65,6 +98,7 @@ class LogState:
     gaps: tuple[Lost, ...] = ()
     last_ts: int = 0
     volatile_from: int = 0
+    forgettable: tuple[Floors, ...] = ()
     keys: dict[str, Key] = field(default_factory=dict)
 
     @property
@@ -82,14 +116,19 @@ class LogState:
         """Their bytes."""
         return sum(rec.size for rec in self.live.values())
 
+    @property
+    def floors(self) -> Floors:
+        """The last seqs lost to each cause."""
+        return self.cap, self.ttl, self.trim
+
     # ------------------------------------------------------------------ changes
 
-    def without(self, seqs: Iterable[int]) -> "LogState":
+    def without(self, seqs: Iterable[int]) -> Self:
         """These are not alive any more."""
         gone = set(seqs)
         return replace(self, live={seq: rec for seq, rec in self.live.items() if seq not in gone})
 
-    def expired(self, ttl_ms: int, now: int, hold: int | None) -> "LogState":
+    def expired(self, ttl_ms: int, now: int, hold: int | None) -> Self:
         """Without what is too old, and not held back: itself if that is nothing."""
         if not ttl_ms:
             return self
@@ -98,9 +137,9 @@ class LogState:
             if now - rec.ts <= ttl_ms or (hold is not None and seq > hold):
                 break
             gone.append(seq)
-        return replace(self.without(gone), ttl=gone[-1]) if gone else self
+        return replace(self.without(gone)._forgettable(), ttl=gone[-1]) if gone else self
 
-    def evicted(self, config: TopicConfig, hold: int | None) -> "LogState":
+    def evicted(self, config: TopicConfig, hold: int | None) -> Self:
         """Without the oldest that the caps have no room for, and that are not held back."""
         count, nbytes = self.count, self.nbytes if config.cap_bytes else 0
         gone = []
@@ -112,9 +151,9 @@ class LogState:
                 break
             gone.append(seq)
             count, nbytes = count - 1, nbytes - rec.size
-        return replace(self.without(gone), cap=gone[-1]) if gone else self
+        return replace(self.without(gone)._forgettable(), cap=gone[-1]) if gone else self
 
-    def appended(self, recs: list[Rec], config: TopicConfig, hold: int | None) -> "LogState":
+    def appended(self, recs: list[Rec], config: TopicConfig, hold: int | None) -> Self:
         """With these on top, and what they push out gone."""
         s = replace(
             self,
@@ -125,17 +164,25 @@ class LogState:
         )
         return s.evicted(config, hold) if config.discard == "old" else s
 
-    def burnt(self, count: int) -> "LogState":
+    def materialized(self) -> Self:
+        """With all of it on the disk."""
+        return replace(self, volatile_from=0, forgettable=())
+
+    def _forgettable(self) -> Self:
+        """The same, whose floors are about to change."""
+        return replace(self, forgettable=(*self.forgettable, self.floors)) if self.volatile_from else self
+
+    def burnt(self, count: int) -> Self:
         """With seqs that never held a record, for what the source of a router has lost."""
         start, head = self.head + 1, self.head + count
         if not self.live:
-            return replace(self, head=head, trim=head)
+            return replace(self._forgettable(), head=head, trim=head)
         gaps = self.gaps
         if gaps and gaps[-1][1] == self.head and gaps[-1][2] == "source_trim":
             start, gaps = gaps[-1][0], gaps[:-1]
-        return replace(self, head=head, gaps=(*gaps, (start, head, "source_trim")))
+        return replace(self, head=head, gaps=(*gaps, Lost(start, head, "source_trim")))
 
-    def cut(self, start: int, head: int, *, as_floor: bool) -> "LogState":
+    def cut(self, start: int, head: int, *, as_floor: bool) -> Self:
         """After a crash that took what is from `start` on: the log goes on above `head`."""
         kept = replace(
             self,
@@ -143,12 +190,13 @@ class LogState:
             live={seq: rec for seq, rec in self.live.items() if seq < start},
             keys={name: key for name, key in self.keys.items() if key.first < start},
             volatile_from=0,
+            forgettable=(),
         )
         if start > head:
             return kept
         if as_floor:
             return replace(kept, cap=head, gaps=())
-        return replace(kept, gaps=(*(gap for gap in self.gaps if gap[1] < start), (start, head, "cap")))
+        return replace(kept, gaps=(*(gap for gap in self.gaps if gap[1] < start), Lost(start, head, "cap")))
 
     # -------------------------------------------------------------------- reads
 
@@ -156,13 +204,13 @@ class LogState:
         """The loss that a reader behind `cursor` meets at once."""
         at = cursor + 1
         if cursor > self.head:
-            return 1, self.head, "recreated"
+            return Lost(1, self.head, "recreated")
         if at <= max(self.cap, self.ttl, self.trim):
             causes = [why for why, floor in (("cap", self.cap), ("ttl", self.ttl)) if floor >= at]
             reason = "source_trim" if not causes else causes[0] if len(causes) == 1 else "mixed"
-            return at, self.earliest - 1, reason
+            return Lost(at, self.earliest - 1, reason)
         found = next((gap for gap in self.gaps if gap[0] <= at <= gap[1]), None)
-        return None if found is None else (at, found[1], found[2])
+        return None if found is None else found._replace(first=at)
 
     def between(self, cursor: int, to: int) -> Iterator[Rec]:
         """The records alive behind `cursor`, up to `to`."""
@@ -172,6 +220,36 @@ class LogState:
         """The first gap that begins behind `cursor`, up to `to`."""
         return next((gap for gap in self.gaps if cursor < gap[0] <= to and gap[1] >= self._floor), None)
 
+    def page(
+        self, cursor: int, end: int, limit: int, max_bytes: int, nodes: Container[bytes] = (),
+        match: TagMatch | None = None,
+    ) -> Page:  # fmt: skip
+        """The records behind `cursor`, where nothing is lost, up to `end` and before the next gap."""
+        end = min([end, *(first - 1 for first, _, _ in self.gaps if first > cursor)])
+        taken: list[Rec] = []
+        examined = nbytes = 0
+        last = cursor
+        for rec in self.between(cursor, end):
+            if not matches(match, rec.tag):
+                continue
+            wanted = rec.node is None or rec.node not in nodes
+            if examined == limit or (wanted and taken and nbytes + rec.delivered > max_bytes):
+                return Page(tuple(taken), last, last if match is None else rec.seq - 1)
+            if wanted:
+                taken.append(rec)
+                nbytes += rec.delivered
+            examined, last = examined + 1, rec.seq
+        if examined < limit:
+            return Page(tuple(taken), end, end)
+        return Page(tuple(taken), last, last if match is None else end)
+
     @property
     def _floor(self) -> int:
         return max(self.cap, self.ttl, self.trim)
+
+
+def matches(match: TagMatch | None, tag: bytes | None) -> bool:
+    """Whether a record with this tag is meant."""
+    if match is None or tag is None:
+        return match is None
+    return tag == match.value if match.op == "Eq" else tag.startswith(match.value)
