@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
@@ -251,11 +252,11 @@ def serve() -> Serve:
     """`async with serve(**limits) as service`: stops at the end and checks that nothing is left."""
 
     @contextlib.asynccontextmanager
-    async def running(**limits: Any) -> AsyncIterator[Service]:
+    async def running(tls: ssl.SSLContext | None = None, **limits: Any) -> AsyncIterator[Service]:
         sock = socket.socket()
         sock.bind(("127.0.0.1", 0))
         app = App()
-        server = HttpServer(app, sock, Limits(**limits))
+        server = HttpServer(app, sock, Limits(**limits), tls=tls)
         await server.start()
         service = Service(app, server)
         try:
