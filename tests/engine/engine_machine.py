@@ -92,13 +92,14 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _started(self) -> None:
         self.base = self.store.writes - self.world.engine.writer.written
-        self.history = []
-        self._remember()
+        self.history = [(self.store.synced, self._kept())]  # looking may have written, but nothing that shows
+
+    def _kept(self) -> dict[str, Topic]:
+        return {n: Topic(t.topic_id, t.config, 0, t.written) for n, t in self.topics.items()}
 
     def _remember(self) -> None:
-        """What a crash right now would leave."""
-        kept = {n: Topic(t.topic_id, t.config, 0, t.written) for n, t in self.topics.items()}
-        self.history.append((self.store.writes, kept))
+        """Note the state that a crash right now would leave."""
+        self.history.append((self.store.writes, self._kept()))
 
     def _commit(self, topic: Topic, state: LogState, ticket: int) -> None:
         """The model of Log.commit: durable for its class, then visible, then acked."""
@@ -215,8 +216,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert reply.created
             identity = engine.catalog.topics[name].identity
             topic = self.topics[name] = Topic(identity.topic_id, TopicConfig(), writes + 1 - self.base)
-            kept = {n: Topic(t.topic_id, t.config, 0, t.written) for n, t in self.topics.items()}
-            self.history.append((writes + 1, kept))
+            self.history.append((writes + 1, self._kept()))
         else:
             known = None if key is None else topic.written.keys.get(key)
             if known is not None and self.now - known.created <= topic.config.idempotency_window_ms:
