@@ -12,9 +12,9 @@ NODE_CLIENTS := tests/clients/node_modules/.installed
 SDK_CLIENTS := build/sdk-clients/.built
 KAFKA_CLIENTS := build/kafka-clients/.built
 SPARKS := 4.1 4.2 4.3
-# Folders of tests, those that take longest first.
-FOLDERS := kafka spark sdk engine protocols backup crash lakehouse corruption security simulation gateway api fuzz docs \
-	observability app packaging soak storage proto
+# Folders of tests in the order in which they start: others while clients are built, then the longest first.
+FOLDERS := engine crash spark kafka sdk protocols backup lakehouse corruption security simulation gateway docs packaging app fuzz \
+	observability api soak storage proto
 JOBS ?= 3
 
 .PHONY: setup setup-dev run test $(FOLDERS:%=test-%) lint lint-code lint-generated format proto docs docs-serve bench soak conformance clean
@@ -77,9 +77,11 @@ build/spark-%/.installed: $(STAMP_DEV) tests/spark/matrix/setup.sh
 run: setup
 	$(BIN)/topics serve
 
-# All tests, JOBS folders at a time: most tests wait for servers, clients and clocks. What a folder needs is made in its lane.
+# All tests, JOBS folders at a time: most tests wait for servers, clients and clocks. make goes through its goals once before
+# it comes back to those that had to wait for others, so what the tests need comes first.
+CLIENTS := build/spark-4.1/.installed build/spark-4.3/.installed $(KAFKA_CLIENTS) $(SDK_CLIENTS) $(NODE_CLIENTS)
 test: setup-dev
-	@$(MAKE) --no-print-directory --jobs $(JOBS) --keep-going IN_LANES=1 $(FOLDERS:%=test-%)
+	@$(MAKE) --no-print-directory --jobs $(JOBS) --keep-going IN_LANES=1 $(CLIENTS) $(FOLDERS:%=test-%)
 
 $(FOLDERS:%=test-%): test-%: setup-dev
 	@$(if $(IN_LANES),tests/lane.sh $@) $(PYTEST) -m 'not soak' tests/$*
