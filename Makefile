@@ -13,8 +13,8 @@ SDK_CLIENTS := build/sdk-clients/.built
 KAFKA_CLIENTS := build/kafka-clients/.built
 SPARKS := 4.1 4.2 4.3
 # Folders of tests in the order in which they start: others while clients are built, then the longest first.
-FOLDERS := engine crash spark kafka sdk protocols backup lakehouse corruption security simulation gateway docs packaging app fuzz \
-	observability api soak storage proto
+FOLDERS := cli engine crash spark kafka sdk protocols backup lakehouse corruption security simulation gateway docs packaging app \
+	fuzz observability api soak storage proto
 JOBS ?= 3
 
 .PHONY: setup setup-dev run test $(FOLDERS:%=test-%) lint lint-code lint-generated format proto docs docs-serve bench soak conformance clean
@@ -84,7 +84,11 @@ test: setup-dev
 	@$(MAKE) --no-print-directory --jobs $(JOBS) --keep-going IN_LANES=1 $(CLIENTS) $(FOLDERS:%=test-%)
 
 $(FOLDERS:%=test-%): test-%: setup-dev
-	@$(if $(IN_LANES),tests/lane.sh $@) $(PYTEST) -m 'not soak' tests/$*
+	@$(if $(IN_LANES),tests/lane.sh $@) $(PYTEST) -m 'not soak' $(PATHS)
+
+PATHS = tests/$*
+test-cli: PATHS = tests/sdk/cli
+test-sdk: PATHS = tests/sdk --ignore tests/sdk/cli
 
 # The documentation has code in all languages. What needs Java is skipped where there is none, and said so (pytest -ra).
 test-docs test-gateway test-protocols test-security: $(NODE_CLIENTS)
