@@ -320,7 +320,7 @@ def test_a_repeat_that_comes_too_late_is_refused(
     put_topic(connection, topic)
     job = Job(server.url, topic=topic)
     job.run({"data": TEXTS})
-    with pytest.raises(ShortWindowError, match=f"topic {topic}: .* for 2m only, and .*this task is a repeat"):
+    with pytest.raises(ShortWindowError, match=f"topic {topic}: .* for 2m only, and .*this task retries one"):
         job.run({"data": TEXTS}, begun=1.0)
     assert len(rows(topic)) == 2000
 
