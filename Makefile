@@ -13,7 +13,7 @@ SDK_CLIENTS := build/sdk-clients/.built
 KAFKA_CLIENTS := build/kafka-clients/.built
 SPARKS := 4.1 4.2 4.3
 # Folders of tests in the order in which they start: others while clients are built, then the longest first.
-FOLDERS := cli engine crash spark kafka sdk protocols backup lakehouse corruption security simulation gateway docs packaging app \
+FOLDERS := cli spark engine crash sdk kafka protocols backup lakehouse corruption security simulation gateway docs packaging app \
 	fuzz observability api soak storage proto
 JOBS ?= 3
 
