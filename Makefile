@@ -12,8 +12,8 @@ NODE_CLIENTS := tests/clients/node_modules/.installed
 SDK_CLIENTS := build/sdk-clients/.built
 KAFKA_CLIENTS := build/kafka-clients/.built
 SPARKS := 4.1 4.2 4.3
-# Folders of tests in the order in which they start: others while clients are built, then the longest first.
-FOLDERS := cli spark engine crash sdk kafka protocols backup lakehouse corruption security simulation gateway docs packaging app \
+# Folders of tests in the order in which they start, the longest first.
+FOLDERS := spark sdk cli kafka engine crash protocols backup lakehouse corruption security simulation gateway docs packaging app \
 	fuzz observability api soak storage proto
 JOBS ?= 3
 
@@ -77,11 +77,13 @@ build/spark-%/.installed: $(STAMP_DEV) tests/spark/matrix/setup.sh
 run: setup
 	$(BIN)/topics serve
 
-# All tests, JOBS folders at a time: most tests wait for servers, clients and clocks. make goes through its goals once before
-# it comes back to those that had to wait for others, so what the tests need comes first.
-CLIENTS := build/spark-4.1/.installed build/spark-4.3/.installed $(KAFKA_CLIENTS) $(SDK_CLIENTS) $(NODE_CLIENTS)
+# All tests, JOBS folders at a time: most tests wait for servers, clients and clocks. The clients come first, for make starts
+# what has to wait for others last.
+CLIENTS := $(KAFKA_CLIENTS) $(SDK_CLIENTS) build/spark-4.1/.installed build/spark-4.3/.installed $(NODE_CLIENTS)
+IN_PARALLEL := --no-print-directory --jobs $(JOBS) --keep-going IN_LANES=1
 test: setup-dev
-	@$(MAKE) --no-print-directory --jobs $(JOBS) --keep-going IN_LANES=1 $(CLIENTS) $(FOLDERS:%=test-%)
+	@$(MAKE) $(IN_PARALLEL) $(CLIENTS)
+	@$(MAKE) $(IN_PARALLEL) $(FOLDERS:%=test-%)
 
 $(FOLDERS:%=test-%): test-%: setup-dev
 	@$(if $(IN_LANES),tests/lane.sh $@) $(PYTEST) -m 'not soak' $(PATHS)
