@@ -175,7 +175,7 @@ class Crossings:
 
     def __init__(self) -> None:
         self.is_reported = False
-        """Whether the newest news is that it is short."""
+        """True if the last report says that the disk is short."""
         self._since: float | None = None
         self._last = 0.0
 

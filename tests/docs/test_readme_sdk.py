@@ -61,7 +61,7 @@ def test_ten_lines_of_python_and_the_commands_behind_them(env: dict[str, str], t
 
 
 def _run(command: str, out: Path, env: dict[str, str]) -> str:
-    """What a command prints; an endless one is interrupted after it has printed the topic's name."""
+    """Output of a command; an endless one is interrupted after it has printed the topic's name."""
     endless = re.search(r" (tail -f|top\b)", command)
     with (
         out.open("wb") as file,

@@ -113,7 +113,7 @@ def _calm(body: dict[str, Any]) -> None:
 
 
 def _must_be_refused(case: "Case[Any]") -> bool:
-    """Whether what is wrong with a case, if anything is, is something that the gateway checks.
+    """Return whether the gateway checks the fault of a case, if it has one.
 
     It does not mind an odd text in the query where any will do; a name that nothing can have where a thing of that name
     would be deleted; what a header says that the body has said; and the configuration of a topic that is there.

@@ -1,4 +1,4 @@
-"""How a worker ends: running jobs are finished or given back, signals are handled, no more jobs are taken."""
+"""The end of a worker: running jobs are finished or given back, signals are handled, no more jobs are taken."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Where the CPU time of a run goes: a pytest plugin that prints the files which took most of it.
+"""A pytest plugin that prints the test files which took most CPU time.
 
 Two cores run the tests, so CPU time, not waiting, is what a run costs. Processes that a test starts count once they
 have ended and their parent has waited for them, forked servers (`support/preloaded.py`) among them.

@@ -54,7 +54,7 @@ class Rec:
 
     @property
     def delivered(self) -> int:
-        """What the byte budget of a page counts."""
+        """Bytes that count against the byte budget of a page."""
         return len(self.data) + len(self.meta or b"")
 
     @property
@@ -249,7 +249,7 @@ class LogState:
 
 
 def matches(match: TagMatch | None, tag: bytes | None) -> bool:
-    """Whether a record with this tag is meant."""
+    """Return whether a record with this tag matches."""
     if match is None or tag is None:
         return match is None
     return tag == match.value if match.op == "Eq" else tag.startswith(match.value)

@@ -19,7 +19,7 @@ class RoughProxy:
 
     def __init__(self, target: str, seed: int) -> None:
         self.done: Counter[str] = Counter()
-        """What was done, and how often. `lost` are bytes of the server that did not arrive."""
+        """Number of times that each fault was made. `lost` are bytes of the server that did not arrive."""
         self._host, _, port = target.rpartition(":")
         self._server_port = int(port)
         self._random = random.Random(seed)

@@ -25,7 +25,7 @@ class Mover:
 
     def __init__(self, queues: OpenQueues) -> None:
         self.failures = 0
-        """How often dead letters could not be moved."""
+        """Number of times that dead letters could not be moved."""
         self._queues = queues
 
     def bury_due(self) -> bool:

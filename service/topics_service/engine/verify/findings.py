@@ -71,7 +71,7 @@ class Findings:
         self.reported: set[Damage] = set()
         self._report = report
         self.holes = 0
-        """How often rows were passed over that could not be read."""
+        """Number of unreadable rows that were passed over."""
         self._reported_damage: set[tuple[Family, str]] = set()
 
     def report(
