@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.complaints import collect_complaints
 from support.server import ServerProcess
 from topics_client import AsyncReadStream, AsyncTopicsClient, Retry, TopicsError
 
@@ -18,10 +19,9 @@ from topics_client import AsyncReadStream, AsyncTopicsClient, Retry, TopicsError
 @pytest.fixture
 async def client(shared: ServerProcess) -> AsyncIterator[AsyncTopicsClient]:
     """A client; nothing is left in its loop when it is closed."""
-    complaints: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_debug(True)
-    loop.set_exception_handler(lambda _, context: complaints.append(f"{context}"))
+    complaints = collect_complaints(loop)
     async with AsyncTopicsClient(shared.grpc_target, retry=Retry(seconds=2)) as client:
         yield client
         await _calls(client, 0)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.complaints import collect_complaints
 from support.fake_topics import FakeTopics, hang, lose, stored
 from support.server import ServerProcess
 from support.waiting import poll
@@ -204,9 +205,9 @@ def test_a_delivery_can_be_awaited_in_several_loops_one_of_which_is_gone(connect
 
 
 async def test_in_debug_mode_nothing_is_complained_about(connection: Connection) -> None:
-    loop, complaints = asyncio.get_running_loop(), list[dict[str, Any]]()
+    loop = asyncio.get_running_loop()
     loop.set_debug(True)
-    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    complaints = collect_complaints(loop)
     async with AsyncProducer(connection, max_buffered_bytes=2000, linger_ms=0) as producer:
         seqs = await asyncio.gather(*[await producer.append("debug", i) for i in range(500)])
     assert seqs == list(range(1, 501))

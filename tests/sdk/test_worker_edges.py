@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from sdk.worker_queues import SOON, acked, add, make_queue, running, state
 
+from support.complaints import collect_complaints
 from support.server import ServerProcess
 from support.waiting import poll
 from topics_client.address import Address
@@ -291,9 +292,9 @@ async def test_workers_in_debug_mode_are_not_complained_about(
     server: ServerProcess, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_queue(connection, "debugged", 200)
-    loop, complaints = asyncio.get_running_loop(), list[dict[str, Any]]()
+    loop = asyncio.get_running_loop()
     loop.set_debug(True)
-    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    complaints = collect_complaints(loop)
     done = set[int]()
 
     async def handle(job: Job) -> None:

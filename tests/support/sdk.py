@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import Any, Self, TypeVar, cast
 
+from support.complaints import collect_complaints
 from topics_client import AsyncTopicsClient, TopicsClient
 
 T = TypeVar("T")
@@ -15,12 +16,10 @@ class Loop:
     """An event loop in a thread of its own, in asyncio's debug mode."""
 
     def __init__(self) -> None:
-        self.complaints: list[str] = []
-        """Leftovers: unseen exceptions."""
         self._loop = asyncio.new_event_loop()
         self._loop.set_debug(True)
         self._loop.slow_callback_duration = _SECONDS
-        self._loop.set_exception_handler(lambda _, context: self.complaints.append(f"{context}"))
+        self.complaints = collect_complaints(self._loop)
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
 

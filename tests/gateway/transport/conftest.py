@@ -16,6 +16,7 @@ import httpx
 import pytest
 import uvloop
 
+from support.complaints import collect_complaints
 from topics_gateway.transport import HttpServer, Limits
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -29,8 +30,9 @@ def run(request: pytest.FixtureRequest) -> Run:
         caught: list[dict[str, Any]] = []
 
         async def guarded() -> None:
+            nonlocal caught
             loop = asyncio.get_running_loop()
-            loop.set_exception_handler(lambda _, context: caught.append(context))
+            caught = collect_complaints(loop)
             loop.slow_callback_duration = 10  # a busy machine is no failure under `python -X dev`
             async with asyncio.timeout(30):
                 await main
