@@ -1,8 +1,6 @@
 """`topics shell`: commands one after the other, at a terminal and from a file."""
 
 import argparse
-import os
-import pty
 import signal
 import stat
 from pathlib import Path
@@ -11,11 +9,11 @@ import pytest
 
 from support.http import Api, fresh
 from support.server import ServerProcess
-from support.waiting import poll
 from topics_cli import server
 from topics_cli.shell import completions
 
 from .runner import Cli
+from .terminal import terminal
 
 _SECONDS = 60.0
 
@@ -98,44 +96,25 @@ def test_what_tab_offers(words: list[str], text: str, found: list[str]) -> None:
 
 def test_at_a_terminal(topics: Cli, api: Api, tmp_path: Path) -> None:
     """Completion of a topic's name, an interrupt that ends a command only, history."""
-    topic = api.make(fresh("shell-of-"))
+    stem = fresh("shell-of-")
+    topic = api.make(f"{stem}-topic")
     api.append(topic, 1)
     history = tmp_path / "topics" / "history"
-    ours, theirs = pty.openpty()
     env = {"TERM": "dumb", "XDG_STATE_HOME": str(tmp_path)}
-    seen = b""
-
-    def sees(text: str) -> None:
-        nonlocal seen
-
-        def there() -> bool:
-            nonlocal seen
-            seen += os.read(ours, 1 << 16)
-            return text.encode() in seen
-
-        poll(there, _SECONDS)
-        seen = seen.partition(text.encode())[2]
-
-    with topics.start("shell", stdin=theirs, stdout=theirs, stderr=theirs, env=env) as command:
-        try:
-            os.close(theirs)
-            sees("> ")
-            os.write(ours, b"read shell-of-\t-f '{seq}<{value}>'\n")
-            sees("1<1>")
-            sees("> ")
-            os.write(ours, f"tail -f {topic} --format '({{value}})\\n'\n".encode())
-            sees("(1)")
-            command.send_signal(signal.SIGINT)
-            sees("> ")
-            os.write(ours, b"ls --server topics://k3y@127.0.0.1:1\n")
-            sees("refused")
-            os.write(ours, b"version\n")
-            sees("topics ")
-            os.write(ours, b"exit\n")
-            assert command.wait(_SECONDS) == 0
-        finally:
-            command.kill()
-            os.close(ours)
+    with terminal(topics.url, "shell", env=env) as shell:
+        shell.until("> ")
+        shell.type(f"read {stem}\t-f '{{seq}}<{{value}}>'\n")
+        shell.until("1<1>.*> ")
+        shell.type(f"tail -f {topic} --format '({{value}})\\n'\n")
+        shell.until(r"\(1\)")
+        shell.running.send_signal(signal.SIGINT)
+        shell.until("> ")
+        shell.type("ls --server topics://k3y@127.0.0.1:1\n")
+        shell.until("refused.*> ")
+        shell.type("version\n")
+        shell.until("topics .*> ")
+        shell.type("exit\n")
+        assert shell.end() == 0
     lines = history.read_text().splitlines()
     assert [line.split()[0] for line in lines if not line.startswith("_")] == ["read", "tail", "version", "exit"]
     assert "k3y" not in history.read_text()

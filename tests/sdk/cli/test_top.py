@@ -1,18 +1,11 @@
 """`topics top`: snapshots for scripts, the live table in a terminal, and what both are made of."""
 
-import fcntl
 import json
 import os
-import pty
 import re
-import select
-import struct
 import subprocess
 import sys
-import termios
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,81 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.http import Api
-from support.server import TOPICS, ServerProcess
+from support.server import ServerProcess
 from topics_cli.top.rates import SORTS, Reading, TopicSample, ordered, read, rows, server_line
 from topics_cli.top.view import summary, table
 from topics_client.installation import install_line
 
-from .runner import Cli, environment
-
-
-class Terminal:
-    """A command in a terminal of a size of its own."""
-
-    def __init__(self, url: str, program: object, *arguments: str, width: int, height: int) -> None:
-        self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-        self.running = subprocess.Popen(
-            [str(program), *arguments],
-            env=environment(url, {"TERM": "xterm"}),
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-        )
-        self.before = termios.tcgetattr(theirs)
-        self._theirs = theirs
-        self.shown = ""
-
-    def type(self, keys: str) -> None:
-        """Press keys."""
-        os.write(self._ours, keys.encode())
-
-    def until(self, pattern: str, seconds: float = 20) -> None:
-        """Read on until what is shown from here on has the pattern."""
-        start, deadline = len(self.shown), time.monotonic() + seconds
-        while not re.search(pattern, self.shown[start:], re.DOTALL):
-            assert time.monotonic() < deadline, (pattern, self.shown[start:][-3000:])
-            self.read(0.1)
-
-    def read(self, seconds: float) -> None:
-        """Take what is there within a time."""
-        if select.select([self._ours], [], [], seconds)[0]:
-            self.shown += os.read(self._ours, 1 << 16).decode(errors="replace")
-
-    @property
-    def frames(self) -> list[list[str]]:
-        """The lines of each picture, without colours."""
-        plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", lambda found: "\f" if found[0].endswith("H") else "", self.shown)
-        return [[line.rstrip() for line in frame.splitlines()] for frame in plain.split("\f")[1:]]
-
-    def end(self) -> int:
-        """The exit code, once it has ended."""
-        code = self.running.wait(20)
-        self.read(0)
-        return code
-
-    def close(self) -> None:
-        self.running.kill()
-        self.running.wait(10)
-        os.close(self._theirs)
-        os.close(self._ours)
-
-    def settings(self) -> list[object]:
-        """How the terminal is set now."""
-        return termios.tcgetattr(self._theirs)
-
-
-@contextmanager
-def terminal(
-    url: str | None, *arguments: str, width: int = 120, height: int = 20, program: object = TOPICS
-) -> Iterator[Terminal]:
-    assert url is not None
-    found = Terminal(url, program, *arguments, width=width, height=height)
-    try:
-        yield found
-    finally:
-        found.close()
+from .runner import Cli
+from .terminal import terminal
 
 
 def test_one_snapshot(topics: Cli, api: Api) -> None:
