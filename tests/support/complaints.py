@@ -7,8 +7,8 @@ from typing import Any
 def collect_complaints(loop: asyncio.AbstractEventLoop) -> list[dict[str, Any]]:
     """The contexts that the loop's exception handler is called with from now on, in a list that grows.
 
-    gRPC has one completion queue per process: if the loop of an event is closed, the failure is reported to the loop that
-    takes the event off. Such a failure is an earlier test's leftover and no complaint about this loop.
+    gRPC has one completion queue per process. If the loop of an event is closed, the failure is reported to the loop
+    that takes the event: it is an earlier test's leftover and no complaint about this loop.
     """
     complaints: list[dict[str, Any]] = []
 
