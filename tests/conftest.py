@@ -6,7 +6,7 @@ import signal
 import pytest
 from hypothesis import settings
 
-from support import timeouts
+from support import reruns, timeouts
 from support.cpu import CpuSeconds
 
 # Whoever runs the tests may ignore these (nohup does, and a shell for what it puts in the background), which every
@@ -24,5 +24,6 @@ if not os.environ.get("TOPICS_SOAK_SECONDS"):
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(timeouts)
+    config.pluginmanager.register(reruns)
     if os.environ.get("CI") or os.environ.get("TOPICS_ALL_CLIENTS"):
         config.pluginmanager.register(CpuSeconds())
