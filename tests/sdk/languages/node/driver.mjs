@@ -13,7 +13,7 @@ const [operation = "", text = "{}"] = process.argv.slice(2);
 const ask = JSON.parse(text);
 const stop = new AbortController();
 process.stdin.once("data", () => stop.abort());
-const retry = { totalMs: 20_000 };
+const retry = { totalMs: 120_000 }; // more than two lost calls take
 const topics = process.env.TOPICS_HTTP
   ? connectHttp(process.env.TOPICS_HTTP, { retry })
   : connect(process.env.TOPICS_ADDRESS, { retry });
@@ -73,6 +73,7 @@ try {
   await operations[operation]?.();
 } catch (error) {
   if (!(error instanceof TopicsError)) throw error;
+  console.error(error); // for whoever reads of a test that failed
   tell({ error: error.reason, detail: error.detail, transient: error.isTransient });
 } finally {
   topics.close();

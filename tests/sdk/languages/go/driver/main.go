@@ -50,7 +50,7 @@ func main() {
 	log.SetFlags(0)
 	var ask request
 	must(json.Unmarshal([]byte(os.Args[2]), &ask))
-	topics, err := client.New(os.Getenv("TOPICS_ADDRESS"), client.Options{Retry: client.Retry{Total: 20 * time.Second}})
+	topics, err := client.New(os.Getenv("TOPICS_ADDRESS"), client.Options{Retry: client.Retry{Total: 120 * time.Second}})
 	must(err)
 	defer topics.Close()
 	ctx, cancel := context.WithCancel(context.Background())
