@@ -45,7 +45,7 @@ class EventStream:
         self.socket = socket.socket()
         if buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-        self.socket.settimeout(10)
+        self.socket.settimeout(20)
         lines = [f"{method} {target} HTTP/{version}", "Host: localhost"]
         lines += [f"Accept: {accept}"] if accept else []
         lines += [f"Authorization: Bearer {key}"] if key else []
@@ -68,12 +68,12 @@ class EventStream:
         """The error of a stream that was not opened."""
         length = int(self.headers["content-length"])
         while len(self._raw) < length:
-            self._read(10)
+            self._read(20)
         body = json.loads(self._raw[:length])
         assert set(body) <= {"error", "performance"}
         return dict(body["error"])
 
-    def next(self, seconds: float = 10) -> Event:
+    def next(self, seconds: float = 20) -> Event:
         """The next block."""
         deadline = time.monotonic() + seconds
         self._unchunk()
@@ -89,7 +89,7 @@ class EventStream:
             fields[name] = value.removeprefix(" ")
         return Event(fields["event"], json.loads(fields["data"]), fields["id"], fields[""], text.decode())
 
-    def ends(self, seconds: float = 10) -> None:
+    def ends(self, seconds: float = 20) -> None:
         """There is nothing more but comments, and then the end."""
         deadline = time.monotonic() + seconds
         try:
@@ -122,7 +122,7 @@ class EventStream:
         while b"\r\n\r\n" not in self._raw:
             if self._ended:
                 raise EndedError("no answer")
-            self._read(10)
+            self._read(20)
         head, _, self._raw = self._raw.partition(b"\r\n\r\n")
         return head.decode("latin-1").split("\r\n")
 
@@ -168,7 +168,7 @@ class PushStream(EventStream):
         target = f"/v0/topics/{quote(topic, safe='')}/work?{urlencode(query)}"
         super().__init__(port, target, accept=accept, key=key, method=method)
 
-    def jobs(self, count: int, seconds: float = 10) -> list[dict[str, Any]]:
+    def jobs(self, count: int, seconds: float = 20) -> list[dict[str, Any]]:
         """The next jobs, with only comments in between."""
         deadline = time.monotonic() + seconds
         found: list[dict[str, Any]] = []
@@ -184,7 +184,7 @@ class PushStream(EventStream):
 class WatchStream(EventStream):
     """One stream of a watch session."""
 
-    def event(self, name: str, seconds: float = 10, where: Callable[[Any], bool] = lambda _: True) -> Event:
+    def event(self, name: str, seconds: float = 20, where: Callable[[Any], bool] = lambda _: True) -> Event:
         """The next event of this name for which `where` holds of its data; others are skipped."""
         deadline = time.monotonic() + seconds
         while True:
@@ -192,7 +192,7 @@ class WatchStream(EventStream):
             if event.event == name and where(event.data):
                 return event
 
-    def events(self, count: int, seconds: float = 10) -> list[Event]:
+    def events(self, count: int, seconds: float = 20) -> list[Event]:
         """The next `count` events, without heartbeats and `retry`."""
         deadline = time.monotonic() + seconds
         found: list[Event] = []
@@ -201,7 +201,7 @@ class WatchStream(EventStream):
             found += [event] if event.event else []
         return found
 
-    def records(self, count: int, topic: str | None = None, seconds: float = 10) -> list[dict[str, Any]]:
+    def records(self, count: int, topic: str | None = None, seconds: float = 20) -> list[dict[str, Any]]:
         """Exactly `count` records, from as many events as needed."""
         deadline = time.monotonic() + seconds
         found: list[dict[str, Any]] = []

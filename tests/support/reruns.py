@@ -23,5 +23,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """End every fixture that a failed test may have used, those of the session included."""
-    if item.stash[_FAILED] and item.config.getoption("reruns"):
+    if item.stash[_FAILED] and item.config.getoption("reruns", 0):
         item.session._setupstate.teardown_exact(None)

@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def poll(condition: Callable[[], T], seconds: float = 5.0, what: str = "") -> T:
+def poll(condition: Callable[[], T], seconds: float = 20.0, what: str = "") -> T:
     """Call `condition` until it gives something true; AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:

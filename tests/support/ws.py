@@ -65,7 +65,7 @@ class WebSocket:
         self.sock = socket.socket()
         if buffer:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-        self.sock.settimeout(10)
+        self.sock.settimeout(20)
         self.sock.connect((url.hostname or "", url.port or 0))
         self._data = b""
         self._skipped: list[dict[str, Any]] = []
@@ -103,7 +103,7 @@ class WebSocket:
         text = message if isinstance(message, str) else json.dumps(message)
         self.write(frame(TEXT, text.encode()))
 
-    def frame(self, seconds: float = 10) -> tuple[int, bytes]:
+    def frame(self, seconds: float = 20) -> tuple[int, bytes]:
         """The next frame, of any kind."""
         self.sock.settimeout(seconds)
         first, size = self._exactly(2)
@@ -115,7 +115,7 @@ class WebSocket:
             (size,) = struct.unpack("!Q", self._exactly(8))
         return first & 0x0F, self._exactly(size)
 
-    def recv(self, seconds: float = 10) -> dict[str, Any]:
+    def recv(self, seconds: float = 20) -> dict[str, Any]:
         """The next message."""
         opcode, data = self.frame(seconds)
         while opcode == PING:
@@ -126,7 +126,7 @@ class WebSocket:
         found: dict[str, Any] = json.loads(data)
         return found
 
-    def wait(self, op: str, seconds: float = 10) -> dict[str, Any]:
+    def wait(self, op: str, seconds: float = 20) -> dict[str, Any]:
         """The next message of this kind; those before it are dropped."""
         while self._skipped:
             message = self._skipped.pop(0)
@@ -184,7 +184,7 @@ class WebSocket:
         skipped, self._skipped = self._skipped, []
         return skipped
 
-    def closed(self, seconds: float = 10) -> tuple[int, str]:
+    def closed(self, seconds: float = 20) -> tuple[int, str]:
         """The close frame, behind anything else, and the end of the connection."""
         while True:
             opcode, data = self.frame(seconds)
