@@ -1,5 +1,6 @@
 """The real `topics` command in a terminal."""
 
+import errno
 import fcntl
 import os
 import pty
@@ -81,6 +82,18 @@ class Terminal:
     def settings(self) -> list[object]:
         """How the terminal is set now."""
         return termios.tcgetattr(self._theirs)
+
+
+def remainder(ours: int) -> bytes:
+    """All that is left to read of a terminal that no program has open any more."""
+    pieces = []
+    while True:
+        try:
+            pieces.append(os.read(ours, 1 << 16))
+        except OSError as error:
+            if error.errno != errno.EIO:  # how Linux tells the end of it
+                raise
+            return b"".join(pieces)
 
 
 @contextmanager

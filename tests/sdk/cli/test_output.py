@@ -15,6 +15,7 @@ from topics_cli.output import Measure, table_lines
 from topics_cli.types import Parser
 
 from .runner import Cli
+from .terminal import remainder
 
 _ROWS = [("a" * 60, "é" * 40, 12345678901234, Measure("1.5KiB")), ("b", None, 1, Measure("9B"))]
 _NAMES = ("topic", "tag", "records", "size")
@@ -38,7 +39,7 @@ def test_a_terminal_gets_lines_as_wide_as_it_is_and_a_pipe_all(topics: Cli, api:
     with topics.start("ls", name, stdout=theirs, env={"TERM": "dumb", "COLUMNS": "70"}) as command:
         os.close(theirs)
         assert command.wait(60) == 0
-    lines = os.read(ours, 1 << 16).decode().splitlines()
+    lines = remainder(ours).decode().splitlines()
     os.close(ours)
     assert max(map(len, lines)) == 70
     assert "…" in lines[1]

@@ -16,6 +16,7 @@ from support.server import ServerProcess
 from support.waiting import poll
 
 from .runner import Cli
+from .terminal import remainder
 
 _SECONDS = 60.0
 
@@ -216,7 +217,7 @@ def test_colours_are_for_terminals(topics: Cli, api: Api) -> None:
     with topics.start("tail", topic, stdout=theirs, env={"TERM": "xterm"}) as command:
         os.close(theirs)
         assert command.wait(_SECONDS) == 0
-    shown = os.read(ours, 1 << 16)
+    shown = remainder(ours)
     os.close(ours)
     assert b"\x1b[1m1\x1b[0m" in shown
     assert b"\x1b" not in topics("tail", topic).out.encode()
