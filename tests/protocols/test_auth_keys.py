@@ -135,9 +135,9 @@ def test_there_is_no_cap_without_keys(start: Callable[..., ServerProcess]) -> No
         name = api.make()
         began = time.monotonic()
         with ThreadPoolExecutor(4) as pool:
-            replies = list(pool.map(lambda _: api.diff(name, wait_ms=300), range(4)))
+            replies = list(pool.map(lambda _: api.diff(name, wait_ms=1000), range(4)))
         assert [reply.status_code for reply in replies] == [200] * 4
-        assert time.monotonic() - began < 1.1
+        assert time.monotonic() - began < 3.5
     assert "authentication is disabled" in server.log
 
 

@@ -382,7 +382,7 @@ def _ask(client: Client, step: Step) -> Answer:
             answer = client.ask(step)
             return answer if all(answer.get(name) == value for name, value in step.until.items()) else None
 
-    return poll(reached, 5, str(step))
+    return poll(reached, what=str(step))
 
 
 def _without_cursor(answer: Answer) -> Answer:

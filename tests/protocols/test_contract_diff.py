@@ -152,9 +152,9 @@ def test_long_poll(api: Api, long_poll: Callable[..., Callable[[], tuple[httpx.R
     waiting = [long_poll(name), long_poll(name, node="me")]
     ok(api.write(name, [{"data": 1, "node": "me"}]))
     (woken, took), (filtered, filtered_took) = (finish() for finish in waiting)
-    assert took < 5
+    assert took < 12
     assert [r["$seq"] for r in ok(woken)["records"]] == [1]
-    assert filtered_took < 5  # any append wakes it, and it answers although nothing passed its filter
+    assert filtered_took < 12  # any append wakes it, and it answers although nothing passed its filter
     body = ok(filtered)
     assert (body["records"], body["next_from_seq"], body["caught_up"]) == ([], 1, True)
     started = time.monotonic()
@@ -164,7 +164,7 @@ def test_long_poll(api: Api, long_poll: Callable[..., Callable[[], tuple[httpx.R
     for body in ({"from_seq": 0}, {"from_seq": 9}, {"from_seq": 0, "limit": 1, "node": "me"}):
         started = time.monotonic()
         ok(api.diff(name, wait_ms=15_000, **body)) if body.get("node") is None else None
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 12
 
 
 def test_long_poll_ends_with_its_topic(
@@ -174,5 +174,5 @@ def test_long_poll_ends_with_its_topic(
     finish = long_poll(name)
     ok(api.drop(name))
     reply, took = finish()
-    assert took < 5
+    assert took < 12
     assert refused(reply, 404, "topic_not_found")["detail"] == {"topic": name}

@@ -6,6 +6,7 @@ and transfer.
 """
 
 import json
+import time
 from collections.abc import Callable
 
 import pytest
@@ -106,8 +107,9 @@ def test_performance_by_endpoint(api: Api) -> None:
 
 def test_server_total_is_real(api: Api, topic: str) -> None:
     head = api.state(topic)["head_seq"]
+    asked = time.monotonic()
     took = ok(api.diff(topic, from_seq=head, wait_ms=60))["performance"]["server_total_ms"]
-    assert 55 <= took < 2000
+    assert 55 <= took < (time.monotonic() - asked) * 1e3
 
 
 def test_details(api: Api) -> None:

@@ -7,13 +7,13 @@ from support.waiting import poll
 
 
 def test_ttl(api: Api) -> None:
-    name = api.make(ttl_ms=400)
+    name = api.make(ttl_ms=2000)
     api.append(name, 1, 2)
     written = api.state(name)["last_write_ts"]
     while (state := api.state(name))["count"]:
         assert state["count"] == 2  # what came together goes together
-        assert int(time.time() * 1000) - written < 5000
-    assert int(time.time() * 1000) - written > 400  # strictly older
+        assert int(time.time() * 1000) - written < 10_000
+    assert int(time.time() * 1000) - written > 2000  # strictly older
     assert (state["bytes"], state["earliest_seq"], state["next_seq"], state["last_write_ts"]) == (0, 3, 3, written)
     assert api.listing(prefix=name)["topics"][0]["count"] == 0
     api.append(name, 3)

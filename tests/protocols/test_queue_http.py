@@ -51,6 +51,7 @@ def test_a_claim_looks_exactly_so(api: Api) -> None:
     big = '{"z": 1.50,"a":[1e2,18446744073709551616],"é":"\\u00e9"}'
     body = f'{{"records":[{{"data":{big},"tag":"a\\"b","meta":{{"k" : 1}},"node":"n"}},{{"data":null}}]}}'
     ok(api.send("POST", path(name), body.encode()))
+    asked = int(time.time() * 1e3)
     reply = post(api, name, "claim", node="w", max=3)
     found = ok(reply)
     assert list(found) == ["topic", "claimed", "count", "ready", "performance"]
@@ -61,7 +62,7 @@ def test_a_claim_looks_exactly_so(api: Api) -> None:
     assert f'"data":{big},"meta":{{"k" : 1}}}},' in reply.text
     assert first["$tag"] == 'a"b'
     assert first["lease_id"] != second["lease_id"]
-    assert abs(first["deadline"] - 20_000 - time.time() * 1e3) < 2000
+    assert asked <= first["deadline"] - 20_000 <= time.time() * 1e3
 
 
 def test_the_other_replies_look_exactly_so(api: Api) -> None:
@@ -243,7 +244,7 @@ def test_metrics_of_queues(start: Callable[..., ServerProcess]) -> None:
         def lines() -> list[str]:
             return str(api.client.get("/v0/metrics").text).splitlines()
 
-        poll(lambda: "topics_queue_leases_in_flight 2.0" in lines(), 5)
+        poll(lambda: "topics_queue_leases_in_flight 2.0" in lines())
         text = lines()
         assert "topics_queue_topics 2.0" in text
         assert f'topics_topic_queue_ready{{topic="{name}"}} 3' in text
@@ -281,12 +282,12 @@ def test_a_schedule_given_twice_is_refused(api: Api, field: str) -> None:
 def test_a_delayed_write_is_seen_at_once_and_claimed_later(api: Api) -> None:
     name = queue(api)
     began = time.monotonic()
-    api.append(name, "later", delay_ms=400)
+    api.append(name, "later", delay_ms=2000)
     assert [record["data"] for record in api.read_all(name)] == ["later"]
     assert counters(api, name) == (0, 0, 0)
     assert claim(api, name) == []
     poll(lambda: counters(api, name) == (1, 0, 0))
-    assert time.monotonic() - began >= 0.39
+    assert time.monotonic() - began >= 1.99
     assert [job["data"] for job in claim(api, name)] == ["later"]
 
 
@@ -301,7 +302,7 @@ def test_an_idempotent_retry_of_a_scheduled_write(api: Api) -> None:
 
 
 def test_a_window_shares_evenly_and_lasts_as_long_as_it_should(server: ServerProcess, api: Api) -> None:
-    name = queue(api, 20, claim_jitter_ms=500)
+    name = queue(api, 20, claim_jitter_ms=2000)
     counts: list[int] = []
     spans: list[float] = []
 
@@ -315,9 +316,9 @@ def test_a_window_shares_evenly_and_lasts_as_long_as_it_should(server: ServerPro
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(20)
     assert counts == [5, 5, 5, 5]
-    assert 0.49 < max(spans) < 1.5
+    assert 1.99 < max(spans) < 3.9
 
 
 def test_a_claim_in_a_window_ends_with_its_queue(server: ServerProcess, api: Api) -> None:
@@ -346,7 +347,7 @@ def test_a_claim_in_a_window_ends_with_its_queue(server: ServerProcess, api: Api
     for thread in threads:
         thread.join(10)
     assert [found for found, _ in answers] == [name] * 2
-    assert max(at for _, at in answers) - deleted < 2
+    assert max(at for _, at in answers) - deleted < 4
 
 
 def test_a_claimer_that_leaves_the_window_gets_nothing(server: ServerProcess, api: Api) -> None:

@@ -62,6 +62,7 @@ def test_the_stream_from_its_head_to_a_job(api: Api, work: Open) -> None:
     name = queue(api, lease_ms=20_000)
     big = '{"z": 1.50,\n"a":[1e2,18446744073709551616]}'
     ok(api.send("POST", path(name), f'{{"records":[{{"data":{big},"tag":"t","meta":{{"k":1}}}},{{"data":null}}]}}'))
+    opened = int(time.time() * 1e3)
     stream = work(name, max=2)
     assert stream.status == 200
     assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -74,7 +75,7 @@ def test_the_stream_from_its_head_to_a_job(api: Api, work: Open) -> None:
     assert list(job.data) == ["topic", "$seq", "lease_id", "deadline", "$ts", "$tag", "deliveries", "data", "meta"]
     assert f'"data":{big.replace(chr(10), " ")},"meta"' in job.text
     assert job.data["topic"] == name
-    assert abs(job.data["deadline"] - 20_000 - time.time() * 1e3) < 2000
+    assert opened <= job.data["deadline"] - 20_000 <= time.time() * 1e3
     job = stream.next()
     assert (job.id, list(job.data)) == ("2", ["topic", "$seq", "lease_id", "deadline", "$ts", "deliveries", "data"])
 
@@ -118,9 +119,10 @@ def test_head_opens_and_takes_nothing(api: Api, work: Open) -> None:
 
 def test_max_and_lease_ms_are_clamped(api: Api, work: Open) -> None:
     name = queue(api, 3)
+    opened = int(time.time() * 1e3)
     stream = work(name, max=0, lease_ms=10**19)
     [job] = stream.jobs(1)
-    assert abs(job["deadline"] - 86_400_000 - time.time() * 1e3) < 5000
+    assert opened <= job["deadline"] - 86_400_000 <= time.time() * 1e3
     assert stream.is_quiet(0.1)
     assert len(work(name, max=10**19).jobs(2)) == 2
 
@@ -157,11 +159,11 @@ def test_an_expired_lease_makes_room_and_the_job_comes_again(api: Api, work: Ope
 
 def test_an_extended_lease_stays(api: Api, work: Open) -> None:
     name = queue(api, 2)
-    stream = work(name, lease_ms=300)
+    stream = work(name, lease_ms=2000)
     [job] = stream.jobs(1)
     reply = post(api, name, "extend", node="w", seqs=[1], lease_ids=[job["lease_id"]], lease_ms=30_000)
     assert reply["extended"] == 1
-    assert stream.is_quiet(0.6)
+    assert stream.is_quiet(2.3)
 
 
 def test_jobs_come_as_they_are_written_and_when_delays_end(api: Api, work: Open) -> None:
@@ -169,11 +171,12 @@ def test_jobs_come_as_they_are_written_and_when_delays_end(api: Api, work: Open)
     stream = work(name, max=9)
     stream.next(), stream.next()
     began = time.monotonic()
-    api.append(name, "later", delay_ms=300)
+    api.append(name, "later", delay_ms=3000)
     api.append(name, "now")
-    assert [job["data"] for job in stream.jobs(1, 0.25)] == ["now"]
+    assert [job["data"] for job in stream.jobs(1)] == ["now"]
+    assert time.monotonic() - began < 2.9
     assert [job["data"] for job in stream.jobs(1)] == ["later"]
-    assert 0.29 <= time.monotonic() - began < 1
+    assert 2.99 <= time.monotonic() - began < 20
 
 
 def test_dead_letters_leave_the_stream_room(api: Api, work: Open) -> None:
@@ -186,7 +189,7 @@ def test_dead_letters_leave_the_stream_room(api: Api, work: Open) -> None:
 
 
 def test_streams_and_claims_share_a_window(api: Api, work: Open) -> None:
-    name = queue(api, claim_jitter_ms=300)
+    name = queue(api, claim_jitter_ms=2000)
     streams = [work(name, node=f"s{i}", max=10) for i in range(2)]
     for stream in streams:
         stream.next(), stream.next()
@@ -195,7 +198,7 @@ def test_streams_and_claims_share_a_window(api: Api, work: Open) -> None:
     api.append(name, *range(9))
     poller.start()
     assert [len(stream.jobs(3)) for stream in streams] == [3, 3]
-    poller.join(5)
+    poller.join(20)
     assert len(found) == 3
 
 
@@ -218,7 +221,7 @@ def test_a_disconnect_gives_back_what_this_stream_held(api: Api, work: Open) -> 
     pushed = {job["$seq"] for job in stream.jobs(2)}
     other.jobs(1)
     stream.close()
-    poll(lambda: counters(api, name) == (3, 3), 5)
+    poll(lambda: counters(api, name) == (3, 3))
     assert post(api, name, "ack", node="w", seqs=[1, 2])["acked"] == 2
     found = {job["$seq"]: job["deliveries"] for job in post(api, name, "claim", node="v", max=9)["claimed"]}
     assert {seq for seq, deliveries in found.items() if deliveries == 2} == pushed
@@ -232,7 +235,7 @@ def test_what_a_gone_worker_held_goes_to_another_stream_at_once(api: Api, work: 
     began = time.monotonic()
     first.close()
     assert sorted(job["$seq"] for job in second.jobs(2)) == [1, 2]
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
 
 
 def test_a_worker_that_is_killed_loses_its_jobs_at_once(api: Api, work: Open) -> None:
@@ -241,12 +244,12 @@ def test_a_worker_that_is_killed_loses_its_jobs_at_once(api: Api, work: Open) ->
     stream.jobs(2)
     stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     stream.close()  # with RST
-    poll(lambda: counters(api, name) == (2, 0), 5)
+    poll(lambda: counters(api, name) == (2, 0))
 
 
 def test_a_worker_that_falls_silent_loses_its_jobs_with_their_leases(api: Api, work: Open) -> None:
     name = queue(api, 1)
-    silent = work(name, lease_ms=300)
+    silent = work(name, lease_ms=2000)
     silent.jobs(1)  # and nothing more is read or acked, while the connection stays
     other = work(name, node="v", lease_ms=60_000)
     [job] = other.jobs(1)
@@ -308,7 +311,7 @@ def test_a_deleted_topic_ends_the_stream(api: Api, work: Open, again: str | None
     if again:
         ok(api.put(name, type=again), 201)
     for stream in (full, hungry):
-        event = stream.next(2)
+        event = stream.next()
         assert (event.event, event.id) == ("error", "")
         assert list(event.data) == ["code", "error", "topic"]
         assert (event.data["code"], event.data["topic"]) == (409, name)
@@ -356,7 +359,7 @@ def test_the_token_of_a_query(keyed: ServerProcess, http: Callable[[str | None],
     assert status(key="sekret-rw", token="nonsense") == 200
     assert status(key="nonsense", token="sekret-rw") == 401
     api = http("rw")
-    assert counters(api, name) == (1, 0)
+    poll(lambda: counters(api, name) == (1, 0))
     for op in ("claim", "jobs"):
         assert http(None).send("POST", path(name, f"/{op}?token=sekret-rw"), {"node": "w"}).status_code == 401
 
@@ -384,7 +387,7 @@ def stub(server: ServerProcess) -> Iterator[Any]:
 def test_work_over_grpc(api: Api, stub: Any) -> None:
     name = queue(api, 3)
     api.append(name, *["x" * 900_000] * 8)
-    stream = stub.Work(queue_service_pb2.WorkRequest(topic=name, node="w", max=100, lease_ms=5000), timeout=20)
+    stream = stub.Work(queue_service_pb2.WorkRequest(topic=name, node="w", max=100, lease_ms=60_000), timeout=20)
     first = next(stream)
     assert first.frame.heartbeat.ts_ms > 0
     jobs: list[Any] = []
@@ -444,7 +447,7 @@ def test_cancelled_grpc_streams_leave_nothing(server: ServerProcess, api: Api, s
             next(stream), next(stream)
         stream.cancel()
     poll(lambda: counters(api, name) == (20, 0), 10)
-    assert metrics(api)["sse_connections"] == 0
+    poll(lambda: metrics(api)["sse_connections"] == 0)
     assert "Traceback" not in server.log
 
 

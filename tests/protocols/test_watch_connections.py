@@ -151,7 +151,7 @@ def test_a_client_that_leaves_is_noticed_at_once(start: Callable[..., ServerProc
                 stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
             stream.close()
         poll(lambda: connections(api) == 0)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
         for stream in streams:
             stream.close()
 

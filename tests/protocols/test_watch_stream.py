@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -278,14 +279,13 @@ def test_heartbeats(server: ServerProcess, api: Api) -> None:
     name = api.make()
     with follow(server, api, {name: {}}, heartbeat_ms=1) as stream:
         stream.event("caught-up")
-        since = time.monotonic()
-        for _ in range(2):
+        beats = []
+        for _ in range(3):
             beat = stream.next()
-            now = time.monotonic()
-            assert 0.8 < now - since < 3
-            since = now
             assert re.fullmatch(r": hb \d{13}", beat.text)
-            assert abs(int(beat.text[5:]) - time.time() * 1000) < 3000
+            beats.append(int(beat.text[5:]))
+            assert abs(beats[-1] - time.time() * 1000) < 10_000
+        assert all(800 < later - earlier < 10_000 for earlier, later in pairwise(beats))
 
 
 # --------------------------------------------------------------------------- topics
@@ -298,7 +298,7 @@ def test_a_deleted_topic_ends_alone_and_at_once(server: ServerProcess, api: Api)
         began = time.monotonic()
         ok(api.drop(gone))
         event = stream.events(1)[0]
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
         assert (event.event, event.data) == ("topic-deleted", {"topic": gone, "head_seq": 3, "reason": "deleted"})
         assert cursors(event) == {gone: 3, stays: 1}
         api.append(stays, 2)

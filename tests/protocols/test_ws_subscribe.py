@@ -251,7 +251,7 @@ def test_a_deleted_topic(ws: WebSocket, api: Api) -> None:
     started = time.monotonic()
     ok(api.drop(topic))
     ws.wait("topic_deleted")
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10
     assert ws.texts[-1] == f'{{"op":"topic_deleted","topic":"{topic}","head_seq":0,"reason":"deleted"}}'
     assert ws.cmd("unsubscribe", topics=[topic, other])["topics"] == [other]
     api.append(topic, "again")

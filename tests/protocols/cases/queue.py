@@ -173,7 +173,7 @@ QUEUES = [
     )),
     Case("queue-delays", (
         *queue(),
-        write(records=recs("1", "2"), delay_ms=400),
+        write(records=recs("1", "2"), delay_ms=2000),
         write(records=recs("3")),
         write(records=recs("4"), delay_ms=U64),
         diff(want=seqs(1, 2, 3, 4)),
