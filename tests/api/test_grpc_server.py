@@ -136,7 +136,7 @@ async def test_a_deadline_ends_a_long_poll(api: Any, channel: Channel) -> None:
     call = _topics(channel).Diff(pb.DiffRequest(topic="t", wait_ms=30_000), timeout=0.1)
     error = await _error(call)
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await asyncio.wait_for(api.left.wait(), 5)
+    await asyncio.wait_for(api.left.wait(), 20)
 
 
 async def test_cancelling_a_long_poll_cancels_the_handler(
@@ -144,10 +144,10 @@ async def test_cancelling_a_long_poll_cancels_the_handler(
 ) -> None:
     call = _topics(channel).Diff(pb.DiffRequest(topic="t", wait_ms=30_000))
     waiting = asyncio.ensure_future(_wait(call))
-    await asyncio.wait_for(api.parked.wait(), 5)
+    await asyncio.wait_for(api.parked.wait(), 20)
     call.cancel()
     await waiting
-    await asyncio.wait_for(api.left.wait(), 5)
+    await asyncio.wait_for(api.left.wait(), 20)
     assert not caplog.records
 
 
@@ -161,16 +161,16 @@ async def test_a_client_that_goes_away_cancels_the_handler(api: Any, server: Grp
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = _topics(channel).Diff(pb.DiffRequest(topic="t", wait_ms=30_000))
         waiting = asyncio.ensure_future(_wait(call))
-        await asyncio.wait_for(api.parked.wait(), 5)
+        await asyncio.wait_for(api.parked.wait(), 20)
     await waiting
-    await asyncio.wait_for(api.left.wait(), 5)
+    await asyncio.wait_for(api.left.wait(), 20)
 
 
 async def test_stop_cancels_what_outlives_the_grace(api: Any, server: GrpcServer, channel: Channel) -> None:
     call = _topics(channel).Diff(pb.DiffRequest(topic="t", wait_ms=30_000))
     waiting = asyncio.ensure_future(_error(call))
-    await asyncio.wait_for(api.parked.wait(), 5)
-    await asyncio.wait_for(server.stop(0.01), 5)
+    await asyncio.wait_for(api.parked.wait(), 20)
+    await asyncio.wait_for(server.stop(0.01), 20)
     assert api.left.is_set()
     assert (await waiting).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 

@@ -296,14 +296,14 @@ def test_header_timeout(run: Any, serve: Any, data: bytes) -> None:
     """It holds for new and for idle connections, and sending a byte now and then does not move it."""
 
     async def main() -> None:
-        async with serve(header_timeout=0.2) as service:
+        async with serve(header_timeout=1) as service:
             reader, writer = await service.connect()
             writer.write(data)
             if data.startswith(GET % b"scope"):
                 assert (await response(reader))[0] == 200
             begin = asyncio.get_running_loop().time()
             assert await reader.read() == b""
-            assert 0.1 < asyncio.get_running_loop().time() - begin < 5
+            assert 0.5 < asyncio.get_running_loop().time() - begin < 20
             writer.close()
             await service.idle()
 
@@ -327,7 +327,7 @@ def test_header_timeout_is_not_moved_by_bytes(run: Any, serve: Any) -> None:
 
 def test_header_timeout_spares_a_running_request(run: Any, serve: Any) -> None:
     async def main() -> None:
-        async with serve(header_timeout=0.1) as service:
+        async with serve(header_timeout=0.5) as service:
             reader, writer = await service.connect()
             idle, _ = await service.connect()
             writer.write(GET % b"hold")
@@ -432,13 +432,13 @@ def test_websocket(run: Any, serve: Any) -> None:
     websockets = pytest.importorskip("websockets")
 
     async def main() -> None:
-        async with serve(ws_ping_interval=0.02, header_timeout=0.2) as service:
+        async with serve(ws_ping_interval=0.02, header_timeout=1) as service:
             async with websockets.connect(f"ws://127.0.0.1:{service.port}/", proxy=None) as client:
                 await client.send("hi")
                 assert await client.recv() == "hi"
                 # Longer than the header timeout, kept alive by pings.
                 with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(client.recv(), 0.4)
+                    await asyncio.wait_for(client.recv(), 1.5)
             await service.app.disconnected.acquire()
             await service.idle()
             async with websockets.connect(f"ws://127.0.0.1:{service.port}/", proxy=None) as client:

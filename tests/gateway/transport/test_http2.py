@@ -435,7 +435,7 @@ def test_idle_connection_gets_goaway(run: Any, serve: Any, h2_connect: Any, path
 
 def test_running_stream_keeps_the_connection(run: Any, serve: Any, h2_connect: Any) -> None:
     async def main() -> None:
-        async with serve(header_timeout=0.1) as service:
+        async with serve(header_timeout=0.5) as service:
             client = await h2_connect(service)
             stream_id = await client.request("/hold")
             await service.app.started.acquire()

@@ -54,10 +54,10 @@ def test_http1_client_that_takes_nothing_costs_little(run: Any, serve: Any) -> N
 
 def test_http1_client_that_takes_a_little_is_not_cut_off(run: Any, serve: Any) -> None:
     async def main() -> None:
-        async with serve(send_timeout=0.5) as service, silent_client(service, b"big?20") as sock:
+        async with serve(send_timeout=1) as service, silent_client(service, b"big?20") as sock:
             loop = asyncio.get_running_loop()
             got = 0
-            deadline = loop.time() + 1.5
+            deadline = loop.time() + 2.5
             while loop.time() < deadline:
                 got += len(await loop.sock_recv(sock, 8 * KIB))
                 await asyncio.sleep(0.02)
@@ -122,12 +122,12 @@ def test_http2_stream_without_a_window_is_reset(run: Any, serve: Any, h2_connect
 
 def test_http2_windows_that_open_a_little_are_enough(run: Any, serve: Any, h2_connect: Any) -> None:
     async def main() -> None:
-        async with serve(send_timeout=0.5) as service:
+        async with serve(send_timeout=1) as service:
             client = await h2_connect(service)
             client.acknowledge = False
             stream_id = await client.request("/big?2")
             loop = asyncio.get_running_loop()
-            deadline = loop.time() + 1.5
+            deadline = loop.time() + 2.5
             size = 65535
             while loop.time() < deadline:
                 client.h2.increment_flow_control_window(10)

@@ -169,7 +169,7 @@ async def test_connections_are_bounded(serve: Serve, connect: Connect) -> None:
 
 async def test_who_sends_nothing_is_closed(serve: Serve, connect: Connect) -> None:
     work = Work({"responses": []})
-    server = await serve({ApiKey.PRODUCE: work}, first_request_seconds=0.2, idle_seconds=0.4)
+    server = await serve({ApiKey.PRODUCE: work}, first_request_seconds=1, idle_seconds=2)
     silent, begun, late, busy = [await connect(server) for _ in range(4)]
     await _begun(begun, 1000, 50)
     for client in (late, busy):
@@ -186,7 +186,7 @@ async def test_who_sends_nothing_is_closed(serve: Serve, connect: Connect) -> No
 
 
 async def test_authentication_must_not_take_long(serve: Serve, connect: Connect) -> None:
-    server = await serve({}, keys=keys("secret"), first_request_seconds=0.3, idle_seconds=100)
+    server = await serve({}, keys=keys("secret"), first_request_seconds=1.5, idle_seconds=100)
     client = await connect(server)
     for number in range(3):
         client.send(ApiKey.SASL_HANDSHAKE, 1, number, mechanism="PLAIN")
@@ -253,7 +253,7 @@ async def test_fetches_wait_while_responses_fill_the_memory(serve: Serve, connec
         return {"responses": [{"topic": "t", "partitions": [partition]}]}
 
     server = await serve(
-        {ApiKey.FETCH: fetch, ApiKey.PRODUCE: lambda *_: {"responses": []}}, send_seconds=0.6, frame_bytes=4 * MIB
+        {ApiKey.FETCH: fetch, ApiKey.PRODUCE: lambda *_: {"responses": []}}, send_seconds=2, frame_bytes=4 * MIB
     )
     client, other = await connect(server), await connect(server)
     client.reader._transport.pause_reading()  # type: ignore[attr-defined]
@@ -289,7 +289,7 @@ async def test_who_reads_slowly_gets_everything(serve: Serve, connect: Connect) 
     def fetch(context: Context, version: int, request: Message) -> Message:
         return {"responses": [{"topic": "t", "partitions": [{"partition_index": 0, "records": [record, record]}]}]}
 
-    server = await serve({ApiKey.FETCH: fetch}, send_seconds=1)
+    server = await serve({ApiKey.FETCH: fetch}, send_seconds=3)
     client = await connect(server)
     for number in range(20):
         client.send(ApiKey.FETCH, 4, number, **FETCH)

@@ -75,7 +75,7 @@ def test_a_stop_ends_idle_connections_at_once(tmp_path: Path) -> None:
         server.signal(signal.SIGTERM)
         with pytest.raises(ClosedError):
             wire.read_frame()
-        assert server.wait(5) == 0
+        assert server.wait(20) == 0
         with pytest.raises(ConnectionRefusedError):
             Wire(server.kafka_port)
 
@@ -103,7 +103,7 @@ def test_a_stop_ends_a_long_poll_with_its_answer(tmp_path: Path) -> None:
         (topic,) = wire.receive(ApiKey.FETCH, 12, number)["responses"]
         assert not topic["partitions"][0]["records"]
         assert two.is_closed()
-        assert server.wait(5) == 0
+        assert server.wait(20) == 0
 
 
 def test_a_killed_server_keeps_its_topics(tmp_path: Path) -> None:
