@@ -58,7 +58,7 @@ def test_each_job_is_handled_and_acked(connection: Connection) -> None:
 
 
 def test_every_call_about_jobs_is_fenced_by_their_leases(connection: Connection) -> None:
-    make_queue(connection, "fenced", 4, lease_ms=300)
+    make_queue(connection, "fenced", 4, lease_ms=1500)
     queues, requests, leases = connection.queues, list[Any](), dict[int, str]()
 
     def recorded(method: Any) -> Any:
@@ -73,7 +73,7 @@ def test_every_call_about_jobs_is_fenced_by_their_leases(connection: Connection)
 
     def handle(job: Job) -> None:
         leases[job.seq] = job.lease_id
-        time.sleep(0.4)
+        time.sleep(1.2)
         if job.value == 0:
             raise RetryLater(60_000)
         if job.value == 1:
@@ -113,16 +113,16 @@ def test_jobs_come_as_they_are_written_and_no_more_at_a_time_than_asked_for(conn
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_what_is_prefetched_waits_here_and_is_kept(connection: Connection, concurrency: int) -> None:
     queue = f"prefetch-{concurrency}"
-    make_queue(connection, queue, 20, lease_ms=300)
+    make_queue(connection, queue, 20, lease_ms=1000)
     gate, begun = threading.Event(), list[Job]()
 
     def handle(job: Job) -> None:
         begun.append(job)
-        gate.wait(10)
+        gate.wait(30)
 
     with running(connection, queue, handle, concurrency=concurrency, prefetch=5) as worker:
         poll(lambda: worker.statistics().taken == concurrency + 5, what="prefetched jobs")
-        time.sleep(1)  # three leases
+        time.sleep(3)  # three leases
         assert len(begun) == concurrency
         assert worker.statistics().taken == concurrency + 5
         gate.set()
@@ -355,23 +355,23 @@ def test_a_coroutine_that_nobody_awaits_is_a_failure(connection: Connection, cap
 
 
 def _sleep(job: Job) -> None:
-    time.sleep(1.5)
+    time.sleep(2.5)
 
 
 def _spin(job: Job) -> None:
     """Use the interpreter all the time."""
-    ends = time.monotonic() + 1.5
+    ends = time.monotonic() + 2.5
     while time.monotonic() < ends:
         pass
 
 
 async def _sleep_async(job: Job) -> None:
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(2.5)
 
 
 async def _block(job: Job) -> None:
     """Hold up the loop."""
-    time.sleep(1.5)  # noqa: ASYNC251
+    time.sleep(2.5)  # noqa: ASYNC251
 
 
 @pytest.mark.parametrize("handler", [_sleep, _spin, _sleep_async, _block])
@@ -383,7 +383,7 @@ def test_a_job_longer_than_its_lease_is_delivered_once(connection: Connection, h
     def other(job: Job) -> None:
         delivered.append(job)
 
-    with running(connection, queue, handler, lease_ms=300, concurrency=1) as worker:
+    with running(connection, queue, handler, lease_ms=1000, concurrency=1) as worker:
         poll(lambda: worker.statistics().running)
         with running(connection, queue, other, concurrency=1):  # which would get it
             acked(worker, 1)
@@ -395,8 +395,8 @@ def test_a_job_longer_than_its_lease_is_delivered_once(connection: Connection, h
 async def test_an_async_handler_that_blocks_the_callers_loop_keeps_its_lease(
     server: ServerProcess, connection: Connection
 ) -> None:
-    make_queue(connection, "blocked", 3, lease_ms=300)
-    worker = await _run_async(server, "blocked", _block, concurrency=3)  # one after the other, for 4.5 s
+    make_queue(connection, "blocked", 3, lease_ms=1000)
+    worker = await _run_async(server, "blocked", _block, concurrency=3)  # one after the other, for 7.5 s
     assert (worker.statistics().taken, worker.statistics().acked) == (3, 3)
 
 
@@ -410,14 +410,14 @@ def test_the_length_of_a_lease_is_the_queues_by_default(connection: Connection) 
 def test_what_a_handler_returns_after_its_lease_was_lost_counts_for_nothing(
     connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make_queue(connection, "taken-away", 2, lease_ms=300)
+    make_queue(connection, "taken-away", 2, lease_ms=1000)
     gate, done = threading.Event(), dict[tuple[int, int], bool]()
 
     def handle(job: Job) -> None:
         if job.deliveries > 1:
             return
-        poll(lambda: worker.lost(job), 5, "the loss")
-        gate.wait(5)
+        poll(lambda: worker.lost(job), what="the loss")
+        gate.wait(30)
         done[job.seq, job.deliveries] = worker.lost(job)
 
     with running(connection, "taken-away", handle, concurrency=2) as worker:
@@ -427,7 +427,7 @@ def test_what_a_handler_returns_after_its_lease_was_lost_counts_for_nothing(
         # Somebody else's nack in its name: without the lease_ids the name decides.
         from topics_proto.v1 import queue_service_pb2 as qpb
 
-        nack = qpb.NackRequest(topic="taken-away", node=worker.node, seqs=[1, 2], delay_ms=700)
+        nack = qpb.NackRequest(topic="taken-away", node=worker.node, seqs=[1, 2], delay_ms=1500)
         assert connection.unary(connection.queues.Nack, nack, repeatable=False).nacked == 2
         poll(lambda: worker.statistics().lost == 2)
         gate.set()
@@ -475,10 +475,10 @@ def test_a_queue_that_is_deleted_under_it_ends_the_run(connection: Connection) -
 
     def handle(job: Job) -> None:
         begun.set()
-        poll(lambda: worker.lost(job), 5)
+        poll(lambda: worker.lost(job))
 
     def delete() -> None:
-        assert begun.wait(5)
+        assert begun.wait(20)
         connection.unary(connection.topics.DeleteTopic, pb.DeleteTopicRequest(topic="deleted"))
 
     worker = Worker(connection, "deleted", handle)
@@ -529,10 +529,10 @@ def test_until_empty_waits_for_what_runs_here_and_not_for_what_others_hold(
 
     def hold(job: Job) -> None:
         begun.set()
-        gate.wait(10)
+        gate.wait(30)
 
     with running(connection, "others", hold, concurrency=1):
-        assert begun.wait(5)
+        assert begun.wait(20)
         done = list[Job]()
 
         def handle(job: Job) -> None:

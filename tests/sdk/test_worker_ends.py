@@ -49,7 +49,7 @@ def test_stop_lets_what_runs_end_and_takes_nothing_new(connection: Connection) -
 
     def handle(job: Job) -> None:
         seen.append(job)
-        gate.wait(10)
+        gate.wait(30)
 
     with running(connection, "drained", handle, concurrency=4, prefetch=4) as worker:
         poll(lambda: worker.statistics().taken == 8 and len(seen) == 4)
@@ -75,7 +75,7 @@ def test_jobs_that_were_not_begun_count_no_delivery(connection: Connection) -> N
     gate = threading.Event()
 
     def handle(job: Job) -> None:
-        gate.wait(10)
+        gate.wait(30)
 
     with running(connection, "unbegun", handle, concurrency=1, prefetch=4) as worker:
         poll(lambda: worker.statistics().taken == 5)
@@ -93,7 +93,7 @@ def test_stops_on_a_busy_queue_cost_no_job_a_delivery(connection: Connection) ->
     done = 0
     for _ in range(10):
         with running(connection, "busy-stop", lambda job: time.sleep(0.002), concurrency=8) as worker:
-            poll(lambda: worker.statistics().acked >= 8, 10, "some jobs")
+            poll(lambda: worker.statistics().acked >= 8, 20, "some jobs")
         done += worker.statistics().acked
         assert worker.statistics().lost == 0
     assert state(connection, "busy-stop").count == jobs - done > 0
@@ -116,7 +116,7 @@ def test_what_comes_while_it_stops_goes_to_others_and_not_round_and_round(connec
         time.sleep(1)
         assert worker.statistics().released <= 8  # what was on its way: the server sends no more
         with running(connection, "rotating", lambda job: None) as other:
-            poll(lambda: state(connection, "rotating").count == 4, 10)
+            poll(lambda: state(connection, "rotating").count == 4)
             assert worker.statistics().running == 4
             gate.set()
     assert worker.statistics().acked + other.statistics().acked == 1000
@@ -131,17 +131,17 @@ def test_handlers_that_are_not_done_in_time_are_told_and_their_jobs_given_back(
     def handle(job: Job) -> None:
         if job.value == 0:
             return
-        poll(lambda: worker.lost(job), 10)
+        poll(lambda: worker.lost(job))
         told.append(job.seq)
-        gate.wait(10)
+        gate.wait(30)
 
     began = time.monotonic()
     with running(connection, "late", handle, concurrency=3, drain_seconds=0.5) as worker:
         acked(worker, 1)
         worker.stop()
-        poll(lambda: sorted(told) == [2, 3], 5)
+        poll(lambda: sorted(told) == [2, 3])
     took = time.monotonic() - began
-    assert 0.5 <= took < 5
+    assert 0.5 <= took < 20
     after = worker.statistics()
     assert (after.taken, after.acked, after.released, after.lost) == (3, 1, 2, 0)
     poll(lambda: state(connection, "late").queue.ready == 2)  # long before their leases end
@@ -199,12 +199,12 @@ def test_a_connection_that_is_closed_under_it_ends_the_run(server: ServerProcess
 
     def handle(job: Job) -> None:
         begun.set()
-        gate.wait(10)
+        gate.wait(30)
 
     own = Connection(Address.parse(server.grpc_target))
 
     def close() -> None:
-        begun.wait(10)
+        begun.wait(30)
         own.close()
         gate.set()
 
@@ -397,7 +397,7 @@ class WorkerProcess:
 
     def wait_for(self, line: str) -> None:
         """Until it has said this."""
-        poll(lambda: line in self.said or self.process.poll() is not None, 15, f"{line}; {self.logged}")
+        poll(lambda: line in self.said or self.process.poll() is not None, 30, f"{line}; {self.logged}")
         assert line in self.said, self.logged
 
     def __enter__(self) -> Self:
@@ -415,12 +415,12 @@ def test_a_signal_lets_the_job_end_and_the_process_exit_well(
 ) -> None:
     queue = f"signal-{kind}-{signum.name}"
     make_queue(connection, queue)
-    add(connection, queue, [1.0, 60, 60])
+    add(connection, queue, [3.0, 60, 60])
     with WorkerProcess(tmp_path, server.grpc_target, queue, kind, concurrency=1) as worker:
-        worker.wait_for("begins 1.0")
+        worker.wait_for("begins 3.0")
         worker.process.send_signal(signum)
-        assert worker.process.wait(15) == 0, worker.logged
-        assert worker.said[:2] == ["begins 1.0", "ends 1.0"]
+        assert worker.process.wait(30) == 0, worker.logged
+        assert worker.said[:2] == ["begins 3.0", "ends 3.0"]
         assert worker.said[-1] == "over"
         assert "Traceback" not in worker.logged
         assert worker.statistics["acked"] == 1
@@ -438,16 +438,16 @@ def test_a_second_signal_ends_the_process_at_once(
     make_queue(connection, queue, lease_ms=60_000)
     add(connection, queue, [60, 60])
     with WorkerProcess(tmp_path, server.grpc_target, queue, kind, concurrency=2) as worker:
-        poll(lambda: worker.said.count("begins 60") == 2, 15, worker.logged)
+        poll(lambda: worker.said.count("begins 60") == 2, 30, worker.logged)
         worker.process.send_signal(signum)
-        poll(lambda: "stopping, 2 handlers have" in worker.logged, 5, worker.logged)
+        poll(lambda: "stopping, 2 handlers have" in worker.logged, what=worker.logged)
         worker.process.send_signal(signum)
         began = time.monotonic()
-        assert worker.process.wait(15) == code, worker.logged
-        assert time.monotonic() - began < 5
+        assert worker.process.wait(30) == code, worker.logged
+        assert time.monotonic() - began < 20
         assert "ends 60" not in worker.said
         assert worker.statistics["released"] == 2
-    poll(lambda: state(connection, queue).queue.ready == 2, 5)
+    poll(lambda: state(connection, queue).queue.ready == 2)
 
 
 def test_jobs_of_a_process_that_is_killed_are_done_by_another(
@@ -456,12 +456,12 @@ def test_jobs_of_a_process_that_is_killed_are_done_by_another(
     make_queue(connection, "killed", lease_ms=60_000)
     add(connection, "killed", [60, 60, 60])
     with WorkerProcess(tmp_path, server.grpc_target, "killed", concurrency=3) as worker:
-        poll(lambda: worker.said.count("begins 60") == 3, 15, worker.logged)
+        poll(lambda: worker.said.count("begins 60") == 3, 30, worker.logged)
         seen = list[Job]()
         with running(connection, "killed", seen.append) as other:
             assert len(jobs_in(connection, "killed", JOB_STATE_IN_FLIGHT)) == 3
             worker.process.kill()
-            acked(other, 3, 10)  # at once, not when their leases end
+            acked(other, 3, 20)  # at once, not when their leases end
     assert [job.deliveries for job in seen] == [2, 2, 2]
     assert state(connection, "killed").count == 0
 
@@ -469,17 +469,17 @@ def test_jobs_of_a_process_that_is_killed_are_done_by_another(
 def test_a_process_that_hangs_loses_its_jobs_and_knows(
     server: ServerProcess, connection: Connection, tmp_path: Path
 ) -> None:
-    make_queue(connection, "hangs", lease_ms=300)
-    add(connection, "hangs", [0.7])
+    make_queue(connection, "hangs", lease_ms=1000)
+    add(connection, "hangs", [3.0])
     with WorkerProcess(tmp_path, server.grpc_target, "hangs") as worker:
-        worker.wait_for("begins 0.7")
+        worker.wait_for("begins 3.0")
         worker.process.send_signal(signal.SIGSTOP)
         with running(connection, "hangs", lambda job: None) as other:
             acked(other, 1)
         worker.process.send_signal(signal.SIGCONT)
-        worker.wait_for("ends 0.7")
+        worker.wait_for("ends 3.0")
         worker.process.send_signal(signal.SIGTERM)
-        assert worker.process.wait(15) == 0, worker.logged
+        assert worker.process.wait(30) == 0, worker.logged
         assert worker.statistics["acked"] == 0
         assert worker.statistics["lost"] >= 1  # it may have been sent again while it was not read
 

@@ -249,7 +249,7 @@ def test_a_worker_ends_though_its_server_is_gone(
     worker.stop()
     thread.join(20)
     assert not thread.is_alive()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     gate.set()
     after = worker.statistics()
     assert (after.taken, after.acked) == (2, 1)

@@ -67,6 +67,6 @@ def running(connection: Connection, queue: str, handler: Callable[[Job], Any], *
         raise failures[0]
 
 
-def acked(worker: Worker, count: int, seconds: float = 15) -> None:
+def acked(worker: Worker, count: int, seconds: float = 30) -> None:
     """Wait until the given number of jobs is acked."""
     poll(lambda: worker.statistics().acked >= count, seconds, f"{count} acks: {worker.statistics()}")

@@ -356,9 +356,9 @@ def test_a_job_that_failed_is_tried_again(drive: Drive, shared: ServerProcess, t
 def test_a_lease_is_extended_while_its_job_runs(
     drive: Drive, shared: ServerProcess, topics: TopicsClient, name: str
 ) -> None:
-    topics.put_topic(name, TopicConfig(type="queue", lease_ms=300))
+    topics.put_topic(name, TopicConfig(type="queue", lease_ms=1500))
     topics.append(name, 1)
-    working = drive(shared, "work", queue=name, busy_ms=1000)
+    working = drive(shared, "work", queue=name, busy_ms=4000)
     working.until("done")
     poll(lambda: topics.get_topic(name).count == 0, SECONDS)
     assert working.stop()[-1] == {"acked": 1, "retried": 0, "released": 0, "lost_count": 0}
