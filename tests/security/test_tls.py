@@ -155,7 +155,7 @@ def test_cleartext_gets_nothing(server: TlsServer) -> None:
     with grpc.insecure_channel(server.grpc_target) as channel:
         call = channel.unary_unary("/topics.v1.AdminService/GetHealth")
         with pytest.raises(grpc.RpcError) as error:
-            call(b"", timeout=5)
+            call(b"", timeout=20)
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
