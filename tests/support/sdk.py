@@ -3,7 +3,10 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Self, TypeVar, cast
+
+from grpc.aio import _call
 
 from support.complaints import collect_complaints
 from topics_client import AsyncTopicsClient, TopicsClient
@@ -52,10 +55,17 @@ class Loop:
         assert not self.complaints, self.complaints
 
     async def _settled(self) -> None:
-        """Return once gRPC's own tasks, which take in the status of a call that is over, have ended."""
-        own = {task for task in asyncio.all_tasks() if "_AioCall." in repr(task.get_coro())}
-        if own:
-            await asyncio.wait(own, timeout=5)
+        """Return once gRPC's own tasks, which begin a call and take in the status of one that is over, have ended."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(20):
+                while own := [task for task in asyncio.all_tasks() if _is_of_grpc(task)]:
+                    await asyncio.wait(own)  # one that begins a call leaves another, also if it is cancelled
+
+
+def _is_of_grpc(task: asyncio.Task[Any]) -> bool:
+    coroutine: Any = task.get_coro()
+    code = getattr(coroutine, "cr_code", None)
+    return "_AioCall." in repr(coroutine) or (code is not None and code.co_filename == _call.__file__)
 
 
 class _Stream:
