@@ -470,7 +470,7 @@ async def test_an_async_run_ends_by_the_same_errors(server: ServerProcess, conne
 def test_a_queue_that_is_deleted_under_it_ends_the_run(connection: Connection) -> None:
     from topics_proto.v1 import topics_service_pb2 as pb
 
-    make_queue(connection, "deleted", 2, lease_ms=300)
+    make_queue(connection, "deleted", 2, lease_ms=1500)
     begun = threading.Event()
 
     def handle(job: Job) -> None:
