@@ -36,13 +36,13 @@ def failing(server: ServerProcess, calls: str, error: str, paths: Sequence[Path]
     command = [STRACE, "-f", "-qq", "-o", "/dev/null", *only, *how, "-p", str(server.pid)]
     tracer = subprocess.Popen(command, stderr=subprocess.PIPE)
     try:
-        poll(lambda: tracer.poll() is not None or is_traced(server.pid), 10, "strace is attached")
+        poll(lambda: tracer.poll() is not None or is_traced(server.pid), 20, "strace is attached")
         if tracer.poll() is not None:
             pytest.skip("strace may not trace here")
         yield
     finally:
         tracer.terminate()
-        tracer.communicate(timeout=10)
+        tracer.communicate(timeout=30)
 
 
 def newest(directory: Path, pattern: str) -> Path:

@@ -52,7 +52,7 @@ def test_a_directory_that_goes_away(make_server: Callable[..., ServerProcess], a
             server.data_dir.mkdir()
         else:
             shutil.rmtree(server.data_dir)
-        poll(lambda: api.send("GET", "/v0/ready").status_code == 503, 10, "readiness is down")
+        poll(lambda: api.send("GET", "/v0/ready").status_code == 503, 20, "readiness is down")
         assert_read_only(api)
     assert "the data directory was removed or replaced" in server.log
     assert server.stop() in (0, 1)

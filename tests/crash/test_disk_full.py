@@ -84,12 +84,12 @@ def test_before_the_disk_is_full_writes_are_throttled(make: Callable[..., Server
         api.append("t", 1, 2, 3)
         disk.fill(leave=3 << 20)
         error = poll(
-            lambda: (reply := api.write("t", [{"data": 4}])).status_code == 429 and reply.json()["error"], 10, "429"
+            lambda: (reply := api.write("t", [{"data": 4}])).status_code == 429 and reply.json()["error"], 20, "429"
         )
         assert (error["code"], error["detail"]["limit"]) == ("throttled", "min_free_bytes")
         assert ok(api.send("GET", "/v0/ready")), "it is not read-only"
         assert ok(api.send("GET", "/v0/ready"))["writes_refused"]["max"] == 4 << 20
-        poll(lambda: "WARNING topics.space: writes are refused until there is room" in server.log, 10, "the warning")
+        poll(lambda: "WARNING topics.space: writes are refused until there is room" in server.log, 20, "the warning")
         assert len(api.read_all("t")) >= 3
         assert api.rm("t", before_seq=2)["deleted"] == 1, "deletes make room"
         # A backup does not make it worse: what it would have to write out has no room.
@@ -101,9 +101,9 @@ def test_before_the_disk_is_full_writes_are_throttled(make: Callable[..., Server
         assert "the disk has 0 bytes left" in server.log
         assert ok(api.send("GET", "/v0/ready")), "still not"
         disk.empty()
-        poll(lambda: api.write("t", [{"data": 5}]).status_code == 200, 10, "room again")
+        poll(lambda: api.write("t", [{"data": 5}]).status_code == 200, 20, "room again")
         poll(lambda: "WARNING topics.space: writes are taken again" in server.log, 20, "the end of it")
-        poll(lambda: "writes_refused" not in ok(api.send("GET", "/v0/ready")), 10, "the end of it")
+        poll(lambda: "writes_refused" not in ok(api.send("GET", "/v0/ready")), 20, "the end of it")
         done = subprocess.run([*command, "--to", str(disk.inside.parent / "backup")], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert server.stop() == 0
@@ -121,9 +121,9 @@ def test_an_audit_log_on_a_full_disk(
         disk.fill()
         for i in range(40):
             ok(api.put(f"during-{i}"), 201)
-        poll(lambda: "can't be written" in server.log, 10)
+        poll(lambda: "can't be written" in server.log, 20)
         disk.empty()
-        poll(lambda: "is written again" in server.log, 10)
+        poll(lambda: "is written again" in server.log, 20)
         ok(api.put("after"), 201)
     assert server.stop() == 0
     told = []

@@ -64,7 +64,7 @@ def test_a_flood_of_connections_leaves_the_database_its_files(make_server: Calla
             with Api(server.base) as fresh:
                 return len(fresh.read_all("t")) == 200
 
-        assert poll(comes_in, 10, "the listener accepts again")
+        assert poll(comes_in, 20, "the listener accepts again")
     assert server.stop() == 0
     with make_server(data_dir=server.data_dir) as again, Api(again.base) as api:
         assert len(api.read_all("t")) == 200

@@ -3,10 +3,10 @@
 import shutil
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import grpc
 import pytest
+from crash.faults import is_traced
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.http import Api, envelope
@@ -14,12 +14,6 @@ from support.server import ServerProcess
 from support.waiting import poll
 
 STRACE = shutil.which("strace")
-
-
-def _traced(pid: int) -> bool:
-    """Whether every thread of the process is being traced."""
-    statuses = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
-    return all("TracerPid:\t0\n" not in status for status in statuses)
 
 
 @pytest.mark.skipif(STRACE is None, reason="strace is not installed")
@@ -38,7 +32,7 @@ def test_after_a_failed_fsync_the_server_is_read_only(make_server: Callable[...,
         )
         try:
             try:
-                poll(lambda: tracer.poll() is not None or _traced(server.pid), 10, "strace is attached")
+                poll(lambda: tracer.poll() is not None or is_traced(server.pid), 20, "strace is attached")
             finally:
                 if tracer.poll() is not None:
                     pytest.skip("strace may not trace here")
@@ -61,13 +55,13 @@ def test_after_a_failed_fsync_the_server_is_read_only(make_server: Callable[...,
             assert "\ntopics_ready 0" in metrics
             request = health_pb2.HealthCheckRequest()
             poll(
-                lambda: health.Check(request, timeout=5).status == health_pb2.HealthCheckResponse.NOT_SERVING,
-                10,
+                lambda: health.Check(request, timeout=20).status == health_pb2.HealthCheckResponse.NOT_SERVING,
+                20,
                 "gRPC health follows",
             )
         finally:
             tracer.terminate()
-            tracer.communicate(timeout=10)
+            tracer.communicate(timeout=30)
         assert server.stop() == 0
     assert "Traceback" not in server.log
     with make_server(data_dir=server.data_dir) as again, Api(again.base) as api:

@@ -78,7 +78,7 @@ def test_an_error_of_the_disk(make_server: Callable[..., ServerProcess], file: s
                 writer.join(40)
                 assert not writer.is_alive(), "nobody waits for ever"
                 assert writer.end == (500, "internal")
-            poll(lambda: api.send("GET", "/v0/ready").status_code == 503, 5, "readiness is down")
+            poll(lambda: api.send("GET", "/v0/ready").status_code == 503, what="readiness is down")
             assert_read_only(api)
             refused(api.write("f", [{"data": 3}]), 500, "internal")
         assert server.stop(20) == 0

@@ -265,7 +265,7 @@ def test_sigterm_drains_with_a_parked_read_and_an_open_connection(server: Server
 
 def test_sigint_is_sigterm(server: ServerProcess) -> None:
     server.signal(signal.SIGINT)
-    assert server.wait(10) == 0
+    assert server.wait(30) == 0
 
 
 def test_a_second_process_is_refused_and_the_first_unharmed(

@@ -104,7 +104,7 @@ def test_a_burst_is_refused_before_the_disk_is_full_and_deletes_make_room(
         def is_refused() -> bool:
             return api.write("kept", [{"data": text(900_000)}] * 8).status_code == 429
 
-        poll(is_refused, 10, "no room")
+        poll(is_refused, 20, "no room")
         (job,) = ok(api.send("POST", "/v0/topics/jobs/claim", {"node": "w"}))["claimed"]
         assert ok(api.send("POST", "/v0/topics/jobs/ack", {"node": "w", "seqs": [job["$seq"]]}))["acked"] == 1
         ok(api.put("kept", cap_records=10))

@@ -104,7 +104,7 @@ def alive(server: ServerProcess) -> Iterator[ServerProcess]:
 
 def exchange(port: int, before: bytes, data: bytes, *, whole: bool = True) -> bytes:
     """Send, and take what comes until the server ends it or pauses; else the first of it."""
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as wire:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as wire:
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if before:
             wire.sendall(before)

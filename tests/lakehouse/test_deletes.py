@@ -197,7 +197,7 @@ def test_it_waits_for_the_pipeline(lake: tuple[Config, Catalog, str], connection
 
     thread = threading.Thread(target=sync)
     thread.start()
-    assert waited.wait(10)
+    assert waited.wait(30)
     follow(config)
     thread.join(30)
     assert [done.rows for done in found] == [10]  # the other four never came in

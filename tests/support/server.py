@@ -1,5 +1,6 @@
 """A `topics serve` process of one's own, on free ports and a directory of its own."""
 
+import http.client
 import os
 import re
 import shutil
@@ -40,7 +41,7 @@ assert all((TESTS / name).exists() for name in FORKED | EXECED), "a name above h
 
 
 class StartFailedError(AssertionError):
-    """The server ended, or took too long, before it wrote its port files."""
+    """The server ended before it was ready."""
 
 
 class ServerProcess:
@@ -117,6 +118,11 @@ class ServerProcess:
             if error.code not in (401, 503):
                 raise
             return error.code == 401  # TOPICS_PROBE_AUTH: a test that sets it waits for readiness with a key
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError):
+                return False
+            # It ends, with its ports open: an answer may break off in the middle.
+            raise StartFailedError(f"the server exited with {self.wait(30)}:\n{self.log[-3000:]}") from error
 
     def spawn(self) -> tuple[Path, ...]:
         """Start without waiting; returns the port files to expect."""
