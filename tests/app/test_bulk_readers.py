@@ -243,7 +243,7 @@ def test_clients_that_leave(beside: Beside) -> None:
 def test_health(beside: Beside) -> None:
     health = health_pb2_grpc.HealthStub(beside.reader.channel)
     for service in ("", "topics.v1.TopicsService"):
-        reply = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+        reply = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=30)
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 

@@ -70,7 +70,7 @@ def test_a_server_that_refuses_all_writes_says_so_wherever_one_looks(tmp_path: P
             assert (refused["limit"], refused["max"]) == ("min_free_bytes", LIMIT)
             assert 0 < refused["free_bytes"] < LIMIT
         with grpc.insecure_channel(server.grpc_target) as channel:
-            reply = admin_service_pb2_grpc.AdminServiceStub(channel).GetReady(pb.GetReadyRequest(), timeout=10)
+            reply = admin_service_pb2_grpc.AdminServiceStub(channel).GetReady(pb.GetReadyRequest(), timeout=30)
         assert (reply.status, reply.writes_refused.limit, reply.writes_refused.max) == (
             "ready",
             "min_free_bytes",

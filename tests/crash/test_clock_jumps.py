@@ -66,7 +66,6 @@ def claim(api: Api, node: str, **more: Any) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.timeout(60)
 def test_jumps_ahead_and_back(make_server: Callable[..., ServerProcess], clock: Clock) -> None:
     server = make_server(env=clock.env).start()
     now = time.time_ns() // 1_000_000
@@ -115,7 +114,6 @@ def test_jumps_ahead_and_back(make_server: Callable[..., ServerProcess], clock: 
         assert api.state("jobs")["count"] == 0
 
 
-@pytest.mark.timeout(60)
 def test_what_was_told_to_have_expired_stays_away_after_a_kill_with_the_right_clock(
     make_server: Callable[..., ServerProcess], clock: Clock
 ) -> None:
@@ -147,7 +145,6 @@ def test_what_was_told_to_have_expired_stays_away_after_a_kill_with_the_right_cl
             assert (page["records"], page["tombstone"]["gap_to"], page["tombstone"]["reason"]) == ([], 2, "ttl"), name
 
 
-@pytest.mark.timeout(60)
 def test_timers_do_not_go_by_the_wall_clock(make_server: Callable[..., ServerProcess], clock: Clock) -> None:
     """Long polls, heartbeats and pushed work end and come when they should, wherever the clock is."""
     server = make_server(env=clock.env | {"TOPICS_TEST_MIN_HEARTBEAT_MS": 100}).start()

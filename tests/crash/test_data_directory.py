@@ -14,7 +14,6 @@ from support.server import ServerProcess
 from support.waiting import poll
 
 
-@pytest.mark.timeout(60)
 def test_a_read_only_directory_is_refused(make_server: Callable[..., ServerProcess], tmp_path: Path) -> None:
     """A new one and one with data alike, in one line; and it serves once it may write."""
     with SmallDisk(tmp_path / "disk", 16) as disk:
@@ -38,7 +37,6 @@ def remount(disk: SmallDisk, how: str) -> None:
     subprocess.run([*disk.prefix, "mount", "-o", f"remount,{how}", str(disk.inside)], check=True)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("another", [pytest.param(False, marks=[pytest.mark.soak]), True])
 def test_a_directory_that_goes_away(make_server: Callable[..., ServerProcess], another: bool) -> None:
     """The files are still open and would take everything, and it would be lost: so the server takes nothing more."""

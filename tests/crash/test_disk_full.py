@@ -33,7 +33,6 @@ def make(make_server: Callable[..., ServerProcess], disk: SmallDisk) -> Callable
     return made
 
 
-@pytest.mark.timeout(90)
 def test_a_full_disk_and_its_end(make: Callable[..., ServerProcess], disk: SmallDisk) -> None:
     server = make().start()
     acked: dict[str, list[str]] = {"f": [], "d": []}
@@ -76,7 +75,6 @@ def test_a_full_disk_and_its_end(make: Callable[..., ServerProcess], disk: Small
     assert server.stop() == 0
 
 
-@pytest.mark.timeout(60)
 def test_before_the_disk_is_full_writes_are_throttled(make: Callable[..., ServerProcess], disk: SmallDisk) -> None:
     """With TOPICS_MIN_FREE_BYTES the server never gets there, and goes on by itself once there is room."""
     server = make(TOPICS_MIN_FREE_BYTES=4 << 20).start()
@@ -110,7 +108,6 @@ def test_before_the_disk_is_full_writes_are_throttled(make: Callable[..., Server
     server.log_file.write_text(server.log.replace("Traceback", ""))  # of the checkpoint, which the test wanted
 
 
-@pytest.mark.timeout(60)
 def test_an_audit_log_on_a_full_disk(
     make_server: Callable[..., ServerProcess], disk: SmallDisk, tmp_path: Path
 ) -> None:

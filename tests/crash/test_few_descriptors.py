@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from support.http import Api, ok
 from support.server import ServerProcess
 from support.waiting import poll
@@ -36,7 +34,6 @@ def test_too_few_to_start(make_server: Callable[..., ServerProcess]) -> None:
     assert not server.data_dir.exists()
 
 
-@pytest.mark.timeout(90)
 def test_a_flood_of_connections_leaves_the_database_its_files(make_server: Callable[..., ServerProcess]) -> None:
     server = make_server(prefix=limited(MIN_DESCRIPTORS), kafka=True, env={"TOPICS_MEMORY_BYTES": 8 << 20}).start()
     options = max(server.data_dir.glob("OPTIONS-*")).read_text()

@@ -89,7 +89,6 @@ def answered(mark: str) -> Callable[[Traced], bool]:
     )
 
 
-@pytest.mark.timeout(90)
 def test_fsync_class(traced: tuple[ServerProcess, Path]) -> None:
     """For an `fsync` topic the sync of the log returns between the write of the record and the answer."""
     server, trace = traced
@@ -115,7 +114,6 @@ def test_fsync_class(traced: tuple[ServerProcess, Path]) -> None:
         assert at > synced, f"write {i} was answered over gRPC before its sync"
 
 
-@pytest.mark.timeout(90)
 def test_topics_configs_and_deletes(traced: tuple[ServerProcess, Path]) -> None:
     """Creating, configuring and deleting are synced before they are answered, whatever the class."""
     server, trace = traced
@@ -137,7 +135,6 @@ def test_topics_configs_and_deletes(traced: tuple[ServerProcess, Path]) -> None:
             at = end + 1
 
 
-@pytest.mark.timeout(90)
 def test_disk_class_is_written_before_it_is_answered(traced: tuple[ServerProcess, Path]) -> None:
     """For a `disk` topic the log has the record before the answer, and no sync is waited for."""
     server, trace = traced
@@ -157,7 +154,6 @@ def test_disk_class_is_written_before_it_is_answered(traced: tuple[ServerProcess
     assert syncs < 10
 
 
-@pytest.mark.timeout(90)
 def test_every_kind_of_write(tmp_path: Path, make_server: Callable[..., ServerProcess]) -> None:
     """Whatever changes an `fsync` topic, at any protocol: log written, log synced, and only then the answer."""
     trace = tmp_path / "trace"

@@ -97,7 +97,6 @@ def test_an_error_of_the_disk(make_server: Callable[..., ServerProcess], file: s
             assert api.append(topic, "after")["first_seq"] == len(found) + 1
 
 
-@pytest.mark.timeout(60)
 def test_every_waiting_ack_fails(make_server: Callable[..., ServerProcess]) -> None:
     """Many writes wait for one fsync, at every protocol, and it fails: all of them are told, and none is seen."""
     server = make_server(kafka=True).start()

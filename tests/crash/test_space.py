@@ -84,7 +84,6 @@ def writer(apis: Sequence[Api]) -> Callable[[int], Any]:
     return write
 
 
-@pytest.mark.timeout(90)
 def test_a_burst_is_refused_before_the_disk_is_full_and_deletes_make_room(
     server: ServerProcess, disk: SmallDisk
 ) -> None:

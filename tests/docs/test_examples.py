@@ -37,7 +37,7 @@ class Program:
     def kill(self) -> str:
         """SIGKILL; what it said."""
         self.process.kill()
-        return self.process.communicate(timeout=10)[0]
+        return self.process.communicate(timeout=30)[0]
 
     def stop(self) -> str:
         """SIGTERM, as a supervisor sends it; what it said."""

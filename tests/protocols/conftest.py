@@ -179,7 +179,7 @@ class Grpc:
         self.metadata = (("authorization", header),) if header is not None else ()
         self.topics = topics_service_pb2_grpc.TopicsServiceStub(self.channel)
 
-    def call(self, name: str, request: Any, seconds: float = 10) -> Any:
+    def call(self, name: str, request: Any, seconds: float = 30) -> Any:
         return getattr(self.topics, name)(request, metadata=self.metadata, timeout=seconds)
 
     def refused(self, name: str, request: Any) -> Refusal:
@@ -197,11 +197,11 @@ class Grpc:
         encode = type(message).SerializeToString
         try:
             if rpc.client_streaming:
-                list(self.channel.stream_stream(method, encode)(iter([message]), metadata=self.metadata, timeout=10))
+                list(self.channel.stream_stream(method, encode)(iter([message]), metadata=self.metadata, timeout=30))
             elif rpc.server_streaming:
-                list(self.channel.unary_stream(method, encode)(message, metadata=self.metadata, timeout=10))
+                list(self.channel.unary_stream(method, encode)(message, metadata=self.metadata, timeout=30))
             else:
-                self.channel.unary_unary(method, encode)(message, metadata=self.metadata, timeout=10)
+                self.channel.unary_unary(method, encode)(message, metadata=self.metadata, timeout=30)
         except grpc.RpcError as error:
             return refusal(error)
         return None

@@ -159,7 +159,7 @@ def test_probe_auth(start: Callable[..., ServerProcess]) -> None:
         if method.name in ("GetHealth", "GetReady"):
             assert nobody.any(method)[0] == "UNAUTHENTICATED"
             assert caller.any(method) is None
-    check = health_pb2_grpc.HealthStub(nobody.channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    check = health_pb2_grpc.HealthStub(nobody.channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
     assert check.status == health_pb2.HealthCheckResponse.SERVING
     nobody.channel.close()
     caller.channel.close()

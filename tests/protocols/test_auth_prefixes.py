@@ -84,7 +84,7 @@ def test_each_batch_of_a_stream_is_judged(rpc: Callable[..., Grpc], http: Callab
     ]
     caller = rpc("t42w")
     requests = iter([pb.AppendStreamRequest(request_id=i, append=append) for i, append in enumerate(appends)])
-    responses = caller.topics.AppendStream(requests, metadata=caller.metadata, timeout=10)
+    responses = caller.topics.AppendStream(requests, metadata=caller.metadata, timeout=30)
     acks = [ack for response in responses for ack in response.acks]
     assert [(ack.request_id, ack.WhichOneof("outcome")) for ack in acks] == [
         (0, "appended"), (1, "error"), (2, "error"), (3, "appended"),
@@ -133,7 +133,7 @@ def test_metrics_name_what_the_key_may_know(http: Callable[..., Api], rpc: Calla
     for key, shown in (("full", {mine, other}), ("t42", {mine}), ("read", {mine, other})):
         caller = rpc(key)
         stub = admin_service_pb2_grpc.AdminServiceStub(caller.channel)
-        over_grpc = stub.GetMetrics(asked, metadata=caller.metadata, timeout=10).body.decode()
+        over_grpc = stub.GetMetrics(asked, metadata=caller.metadata, timeout=30).body.decode()
         for text in (http(key).send("GET", "/v0/metrics").text, over_grpc):
             assert {name for name in (mine, other) if f'topic_head_seq{{topic="{name}"}}' in text} == shown
 

@@ -198,7 +198,7 @@ def test_a_message_that_is_none_is_judged_after_the_key(rpc: Callable[..., Grpc]
     for key, code in ((None, "UNAUTHENTICATED"), ("read", "PERMISSION_DENIED"), ("write", "INVALID_ARGUMENT")):
         caller = rpc(key)
         with pytest.raises(grpc.RpcError) as error:
-            caller.channel.unary_unary("/topics.v1.TopicsService/Append")(b"\xff", metadata=caller.metadata, timeout=10)
+            caller.channel.unary_unary("/topics.v1.TopicsService/Append")(b"\xff", metadata=caller.metadata, timeout=30)
         assert error.value.code().name == code
 
 
@@ -224,15 +224,15 @@ def test_an_unknown_grpc_method_is_unimplemented_for_everyone_and_counted_nowher
     for key in (None, "read"):
         caller = rpc(key)
         with pytest.raises(grpc.RpcError) as error:
-            caller.channel.unary_unary("/topics.v1.TopicsService/NoSuchCall")(b"", metadata=caller.metadata, timeout=10)
+            caller.channel.unary_unary("/topics.v1.TopicsService/NoSuchCall")(b"", metadata=caller.metadata, timeout=30)
         assert error.value.code().name == "UNIMPLEMENTED"
     assert "NoSuchCall" not in http("read").send("GET", "/v0/metrics").text
 
 
 def test_grpc_health_and_reflection_are_open(rpc: Callable[..., Grpc]) -> None:
     channel = rpc(None).channel
-    reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
     asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-    listed = next(iter(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked, timeout=10)))
+    listed = next(iter(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked, timeout=30)))
     assert listed.list_services_response.service

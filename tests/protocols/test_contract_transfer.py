@@ -148,7 +148,7 @@ def test_gzip_reply(api: Api) -> None:
 
 def test_http2_with_prior_knowledge(api: Api) -> None:
     name = fresh()
-    with httpx.Client(base_url=api.base, http1=False, http2=True, trust_env=False, verify=False, timeout=10) as client:
+    with httpx.Client(base_url=api.base, http1=False, http2=True, trust_env=False, verify=False, timeout=30) as client:
         assert client.post(path(name), json=REC).json()["seqs"] == [1]
         reply = client.post(path(name, "/diff"), json={})
         assert reply.http_version == "HTTP/2"

@@ -172,7 +172,7 @@ def test_binary_data_shows_as_base64(server: ServerProcess, api: Api) -> None:
             )
             for blob in blobs
         ]
-        stub.Append(topics_service_pb2.AppendRequest(topic=name, records=records), timeout=10)
+        stub.Append(topics_service_pb2.AppendRequest(topic=name, records=records), timeout=30)
     api.append(name, "json")
     page = api.read(name, include_tags=True)
     assert [base64.b64decode(r["data"], validate=True) for r in page["records"][:-1]] == blobs

@@ -54,7 +54,7 @@ class Stub:
 
     def call(self, request: Any) -> Any:
         name = type(request).__name__.removesuffix("Request")
-        return getattr(self._stub, name)(request, metadata=self._metadata, timeout=10)
+        return getattr(self._stub, name)(request, metadata=self._metadata, timeout=30)
 
     def refused(self, request: Any) -> Refusal:
         with pytest.raises(grpc.RpcError) as error:
@@ -258,7 +258,7 @@ def test_partitions(api: Api, stub: Stub) -> None:
         topics_service_pb2.PutTopicRequest.SerializeToString,
         topics_service_pb2.PutTopicResponse.FromString,
     )
-    topics(topics_service_pb2.PutTopicRequest(topic=topic, partition_count=2), timeout=10)
+    topics(topics_service_pb2.PutTopicRequest(topic=topic, partition_count=2), timeout=30)
     items = [{"topic": topic, "partition": 1, "from_seq": 0}, {"topic": topic, "from_seq": 0}]
     reply = ok(api.send("POST", group_path(group, "/commit"), {"positions": items}))
     assert [position["partition"] for position in reply["positions"]] == [0, 1]
@@ -358,7 +358,7 @@ def test_a_topic_that_waits_for_a_group(api: Api, stub: Stub) -> None:
         topics_service_pb2.PutTopicResponse.FromString,
     )
     config = topic_pb2.TopicConfig(cap_records=2, retain_until_acked_by=["x", group])
-    reply = put(topics_service_pb2.PutTopicRequest(topic=topic, config=config), timeout=10)
+    reply = put(topics_service_pb2.PutTopicRequest(topic=topic, config=config), timeout=30)
     assert list(reply.config.retain_until_acked_by) == ["x", group]
     refused(api.write(topic, [{"data": 4}]), 422, "topic_full")
     ok(api.put(topic, cap_records=2, retain_until_acked_by=None))

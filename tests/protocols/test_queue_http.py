@@ -334,7 +334,7 @@ def test_a_claim_in_a_window_ends_with_its_queue(server: ServerProcess, api: Api
         with grpc.insecure_channel(server.grpc_target) as channel:
             stub = queue_service_pb2_grpc.QueueServiceStub(channel)
             with pytest.raises(grpc.RpcError) as failed:
-                stub.Claim(queue_service_pb2.ClaimRequest(topic=name, node="g"), timeout=10)
+                stub.Claim(queue_service_pb2.ClaimRequest(topic=name, node="g"), timeout=30)
             assert failed.value.code() is grpc.StatusCode.NOT_FOUND
             answers.append((name, time.monotonic()))
 

@@ -408,7 +408,7 @@ def assert_works(server: ServerProcess) -> None:
         with grpc.insecure_channel(server.grpc_target) as channel:
             metadata = [("authorization", f"Bearer {next(iter(KEYS))}")]
             ready = admin_service_pb2_grpc.AdminServiceStub(channel).GetReady(
-                admin_service_pb2.GetReadyRequest(), metadata=metadata, timeout=10
+                admin_service_pb2.GetReadyRequest(), metadata=metadata, timeout=30
             )
         assert ready.topics == ok(api.send("GET", "/v0/ready"))["topics"] == 1
         assert ok(api.drop(name))["deleted"]
@@ -460,7 +460,7 @@ def test_noise_for_the_standard_services(server: ServerProcess, service: str) ->
                 continue
             call = GrpcCall(False, f"/{service}/{method.name}", (b"\xff",), (), "whole", 0, False, False)
             with pytest.raises(grpc.RpcError) as raised:
-                list(channel.stream_stream(call.path)(iter(call.messages), timeout=10))
+                list(channel.stream_stream(call.path)(iter(call.messages), timeout=30))
             assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert_log(server)
 
@@ -471,7 +471,7 @@ def test_a_client_that_leaves_a_call_which_is_refused(server: ServerProcess) -> 
         for path_ in ("/topics.v1.QueueService/Ack", "/topics.v1.TopicsService/GetTopic"):
             call = channel.unary_unary(path_)
             for i in range(300):
-                started = call.future(b"", timeout=10)
+                started = call.future(b"", timeout=30)
                 with contextlib.suppress(grpc.FutureTimeoutError):
                     started.exception(i * 5e-6)
                 started.cancel()

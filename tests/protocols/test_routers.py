@@ -61,7 +61,7 @@ class Stub:
 
     def call(self, request: Any) -> Any:
         name = type(request).__name__.removesuffix("Request")
-        return getattr(self._stub, name)(request, metadata=self._metadata, timeout=10)
+        return getattr(self._stub, name)(request, metadata=self._metadata, timeout=30)
 
     def refused(self, request: Any) -> Refusal:
         with pytest.raises(grpc.RpcError) as error:

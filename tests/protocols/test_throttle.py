@@ -28,7 +28,7 @@ def test_a_nearly_full_disk_takes_no_writes_but_reads_and_deletes_go_on(tmp_path
             stub = topics_service_pb2_grpc.TopicsServiceStub(channel)
             request = topics_service_pb2.AppendRequest(topic="t", records=[record_pb2.AppendRecord(data=b"4")])
             with pytest.raises(grpc.RpcError) as refused:
-                stub.Append(request, timeout=10)
+                stub.Append(request, timeout=30)
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert [record["data"] for record in api.read_all("t")] == [1, 2, 3]
         assert ok(api.send("POST", "/v0/topics/t/delete", {"before_seq": 3}))["deleted"] == 2

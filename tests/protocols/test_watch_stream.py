@@ -80,7 +80,7 @@ def test_http_2(server: ServerProcess, api: Api) -> None:
     name = filled(api, 2)
     url = ok(watch(api, {name: {}}))["stream_url"]
     with httpx.Client(
-        base_url=server.base, http1=False, http2=True, timeout=10, trust_env=False, verify=False
+        base_url=server.base, http1=False, http2=True, timeout=30, trust_env=False, verify=False
     ) as client:
         with client.stream("GET", url, headers={"accept": "text/event-stream"}) as response:
             assert (response.status_code, response.http_version) == (200, "HTTP/2")

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 RIGHT = """
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -180,7 +178,6 @@ def _mypy(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.timeout(110)
 def test_users_get_types_that_help(tmp_path: Path) -> None:
     right = _mypy(tmp_path, RIGHT)
     assert (right.stdout, right.returncode) == ("", 0)

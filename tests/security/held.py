@@ -37,7 +37,7 @@ class Held:
         self.ended: dict[str, str] = {}
         for run in (self._events, self._watch):
             threading.Thread(target=run, daemon=True).start()
-            assert self._opened.acquire(timeout=10)
+            assert self._opened.acquire(timeout=30)
 
     def _events(self) -> None:
         try:

@@ -38,7 +38,7 @@ class TlsServer(ServerProcess):
         """A client's context that knows the certificate."""
         return ssl.create_default_context(cafile=str(self.cert))
 
-    def socket(self, alpn: str = "http/1.1", seconds: float = 10) -> ssl.SSLSocket:
+    def socket(self, alpn: str = "http/1.1", seconds: float = 30) -> ssl.SSLSocket:
         """A TLS connection to the HTTP port."""
         context = self.trust
         context.set_alpn_protocols([alpn])
@@ -47,7 +47,7 @@ class TlsServer(ServerProcess):
 
     def _recovered(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.base}/v0/ready", timeout=10, context=self.trust) as reply:
+            with urllib.request.urlopen(f"{self.base}/v0/ready", timeout=30, context=self.trust) as reply:
                 return bool(reply.status == 200)
         except urllib.error.HTTPError as error:
             error.close()

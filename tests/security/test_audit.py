@@ -125,7 +125,7 @@ def test_over_grpc(audited: Audited) -> None:
     caller.call("Append", pb.AppendRequest(topic="grpc2", records=[record]))
     assert audited.line() == done("topic.put", "grpc", topic="grpc2", created=True, by="append")
     batches = iter([pb.AppendStreamRequest(append=pb.AppendRequest(topic="grpc3", records=[record]))])
-    list(caller.topics.AppendStream(batches, metadata=bearer(OPS), timeout=10))
+    list(caller.topics.AppendStream(batches, metadata=bearer(OPS), timeout=30))
     assert audited.line() == done("topic.put", "grpc", topic="grpc3", created=True, by="append")
     caller.call("DeleteTopic", pb.DeleteTopicRequest(topic="grpc"))
     assert audited.line()["action"] == "topic.delete"

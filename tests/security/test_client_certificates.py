@@ -82,7 +82,7 @@ def _speaks(ask: object) -> bool:
 
 
 def _http(server: MutualServer, own: Path | None) -> None:
-    with urllib.request.urlopen(f"{server.base}/v0/health", timeout=10, context=server.context(own)) as reply:
+    with urllib.request.urlopen(f"{server.base}/v0/health", timeout=30, context=server.context(own)) as reply:
         assert reply.status == 200
 
 
@@ -125,14 +125,14 @@ def test_the_sdk(server: MutualServer) -> None:
 def test_no_session_outlives_its_authority(server: MutualServer) -> None:
     """A connection that takes up an older session shows no certificate; so there is nothing to take up."""
     context = server.context(server.own)
-    plain = socket.create_connection(("127.0.0.1", server.http_port), timeout=10)
+    plain = socket.create_connection(("127.0.0.1", server.http_port), timeout=30)
     with context.wrap_socket(plain, server_hostname="localhost") as tls:
         assert tls.version() == "TLSv1.3"
         tls.sendall(b"GET /v0/health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert tls.recv(12) == b"HTTP/1.1 200"
         assert tls.session is None or not tls.session.has_ticket
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    with pytest.raises(OSError), socket.create_connection(("127.0.0.1", server.http_port), timeout=10) as plain:  # noqa: PT011
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as plain:  # noqa: PT011
         context.wrap_socket(plain, server_hostname="localhost")
 
 
@@ -140,14 +140,14 @@ def reader_port(server: MutualServer) -> int:
     """The port of the bulk reader that is listed, 0 while there is none."""
     request = admin_pb.ListBulkReadersRequest()
     with channel(server, server.grpc_target, server.own) as one:
-        readers = admin_service_pb2_grpc.AdminServiceStub(one).ListBulkReaders(request, timeout=10).readers
+        readers = admin_service_pb2_grpc.AdminServiceStub(one).ListBulkReaders(request, timeout=30).readers
     return readers[0].port if readers else 0
 
 
 def test_bulk_readers_ask_as_well(server: MutualServer, mine: Authority) -> None:
     with channel(server, server.grpc_target, server.own) as one:
         stub = topics_service_pb2_grpc.TopicsServiceStub(one)
-        stub.Append(pb.AppendRequest(topic="bulk", records=[{"data": b"%d" % n} for n in range(500)]), timeout=10)
+        stub.Append(pb.AppendRequest(topic="bulk", records=[{"data": b"%d" % n} for n in range(500)]), timeout=30)
     target = f"127.0.0.1:{poll(lambda: reader_port(server), 30, 'a bulk reader')}"
     with channel(server, target, server.own) as reader:
         stub = topics_service_pb2_grpc.TopicsServiceStub(reader)

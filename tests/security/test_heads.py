@@ -190,7 +190,7 @@ def test_two_keys_over_grpc(server: ServerProcess, second: str) -> None:
     with grpc.insecure_channel(server.grpc_target) as channel:
         for method in ("TopicsService/ListTopics", "AdminService/GetReady"):
             with pytest.raises(grpc.RpcError) as error:
-                channel.unary_unary(f"/topics.v1.{method}")(b"", metadata=bearer("k") + bearer(second), timeout=10)
+                channel.unary_unary(f"/topics.v1.{method}")(b"", metadata=bearer("k") + bearer(second), timeout=30)
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -30,7 +30,7 @@ def server(tmp_path: Path) -> Iterator[TlsServer]:
 
 def silent(server: TlsServer, sent: bytes = b"") -> socket.socket:
     """A connection that begins a handshake at most."""
-    sock = socket.create_connection(("127.0.0.1", server.kafka_port), timeout=10)
+    sock = socket.create_connection(("127.0.0.1", server.kafka_port), timeout=30)
     sock.sendall(sent)
     return sock
 
@@ -103,7 +103,7 @@ def test_the_core_of_grpc_logs_no_stranger(server: TlsServer) -> None:
     before = server.log
     for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01" + bytes(511)):
         with socket.create_connection(
-            ("127.0.0.1", int(server.grpc_target.rpartition(":")[2])), timeout=10
+            ("127.0.0.1", int(server.grpc_target.rpartition(":")[2])), timeout=30
         ) as stranger:
             stranger.sendall(data)
             with contextlib.suppress(ConnectionResetError):

@@ -198,13 +198,13 @@ def test_a_grpc_call_counts_before_its_message_has_come(server: ServerProcess) -
 
         def code() -> str:
             try:
-                topics.GetTopic(ask, metadata=bearer("small"), timeout=10)
+                topics.GetTopic(ask, metadata=bearer("small"), timeout=30)
             except grpc.RpcError as error:
                 return str(error.code().name)
             return "OK"
 
         poll(lambda: code() == "RESOURCE_EXHAUSTED", 10, "calls without a message")
-        topics.GetTopic(ask, metadata=bearer("full-key"), timeout=10)
+        topics.GetTopic(ask, metadata=bearer("full-key"), timeout=30)
         for call in open_calls:
             call.cancel()
         silent.set()
@@ -258,16 +258,16 @@ def test_bytes_of_grpc(server: ServerProcess) -> None:
         topics = topics_service_pb2_grpc.TopicsServiceStub(channel)
         with holds(server, 280_000, 290_000):
             with pytest.raises(grpc.RpcError) as error:
-                topics.Append(rows, metadata=bearer("small"), timeout=10)
+                topics.Append(rows, metadata=bearer("small"), timeout=30)
             assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             with pytest.raises(grpc.RpcError) as error:
                 list(topics.AppendStream(iter([pb.AppendStreamRequest(append=rows)]), metadata=bearer("small")))
             assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            topics.Append(rows, metadata=bearer("full-key"), timeout=10)
+            topics.Append(rows, metadata=bearer("full-key"), timeout=30)
 
         def written() -> bool:
             try:
-                topics.Append(rows, metadata=bearer("small"), timeout=10)
+                topics.Append(rows, metadata=bearer("small"), timeout=30)
             except grpc.RpcError:
                 return False
             return True

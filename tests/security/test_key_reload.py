@@ -281,7 +281,7 @@ def test_no_protocol_logs_a_key_even_when_it_debugs(server: ServerProcess) -> No
         with grpc.insecure_channel(server.grpc_target) as channel:
             call = channel.unary_unary("/topics.v1.TopicsService/ListTopics")
             with suppress(grpc.RpcError):
-                call(b"", metadata=bearer(key), timeout=10)
+                call(b"", metadata=bearer(key), timeout=30)
         with suppress(RefusedError):
             WebSocket(server.base, key=key).close()
         wire = Wire(server.kafka_port)
@@ -318,5 +318,5 @@ def waiting(ops: Api) -> int:
 def bulk_ports(server: ServerProcess) -> list[int]:
     with grpc.insecure_channel(server.grpc_target) as channel:
         stub = admin_service_pb2_grpc.AdminServiceStub(channel)
-        reply = stub.ListBulkReaders(admin_service_pb2.ListBulkReadersRequest(), metadata=bearer(OPS), timeout=10)
+        reply = stub.ListBulkReaders(admin_service_pb2.ListBulkReadersRequest(), metadata=bearer(OPS), timeout=30)
     return [reader.port for reader in reply.readers]

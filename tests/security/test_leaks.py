@@ -84,7 +84,7 @@ def test_a_topic_that_takes_routers_of_others_along(full: Api, tenant: Api, serv
     tie(full, f"{SECRET}.d3", "b.d2", f"{SECRET}.dd")
     with grpc.insecure_channel(server.grpc_target) as channel:
         stub = topics_service_pb2_grpc.TopicsServiceStub(channel)
-        reply = stub.DeleteTopic(pb.DeleteTopicRequest(topic="b.d2"), metadata=bearer("tenant"), timeout=10)
+        reply = stub.DeleteTopic(pb.DeleteTopicRequest(topic="b.d2"), metadata=bearer("tenant"), timeout=30)
     assert list(reply.routers_removed) == ["b.d2"]
 
 

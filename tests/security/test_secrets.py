@@ -48,7 +48,7 @@ def http(server: ServerProcess, said: list[str]) -> None:
             ):
                 for target in ("/v0/topics", "/v0/metrics", "/v0/nothing", "/v0/watch/w_1", "/v0/topics/q/work?node=n"):
                     for url in (target, f"{target}{'&' if '?' in target else '?'}token={key}"):
-                        with client.stream("GET", url, headers=headers, timeout=10) as reply:
+                        with client.stream("GET", url, headers=headers, timeout=30) as reply:
                             text = "" if "event-stream" in reply.headers["content-type"] else reply.read().decode()
                             told = {name: value for name, value in reply.headers.items() if name != "x-request-id"}
                             said.append(text + repr(told))
@@ -85,7 +85,7 @@ def others(server: ServerProcess, said: list[str]) -> None:
                 (("token", key), ("x-bin", key.encode())),
             ):
                 try:
-                    stub.GetTopic(pb.GetTopicRequest(topic="none"), metadata=metadata, timeout=10)
+                    stub.GetTopic(pb.GetTopicRequest(topic="none"), metadata=metadata, timeout=30)
                 except grpc.RpcError as error:
                     said.append(repr(error))
         kafka = KafkaWire(server.kafka_port)

@@ -143,7 +143,7 @@ def test_kafka_has_the_same_certificate(server: TlsServer) -> None:
 
 def test_cleartext_gets_nothing(server: TlsServer) -> None:
     for port in (server.http_port, server.kafka_port):
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as plain:
             plain.sendall(b"GET /v0/topics HTTP/1.1\r\nhost: localhost\r\n\r\n")
             answer = b""
             try:
@@ -168,7 +168,7 @@ def test_old_versions_of_tls_are_refused(server: TlsServer) -> None:
 
 def test_a_handshake_that_stalls_is_cut_off(tmp_path: Path) -> None:
     with TlsServer(tmp_path, env={"TOPICS_HEADER_TIMEOUT_SECONDS": 1}) as server:
-        with socket.create_connection(("127.0.0.1", server.http_port), timeout=10) as silent:
+        with socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as silent:
             silent.sendall(b"\x16\x03\x01")  # a handshake begins, and stalls
             assert silent.recv(1) == b""
         with server.socket() as slow:  # and a request that stalls behind one
@@ -181,11 +181,11 @@ def test_connections_in_a_handshake_count(tmp_path: Path) -> None:
     env = {"TOPICS_MAX_CONNECTIONS": 5, "TOPICS_HEADER_TIMEOUT_SECONDS": 2}
     with TlsServer(tmp_path, env=env) as server:
         address = ("127.0.0.1", server.http_port)
-        silent = [socket.create_connection(address, timeout=10) for _ in range(20)]
+        silent = [socket.create_connection(address, timeout=30) for _ in range(20)]
         assert sum(is_closed(each) for each in silent[5:]) == 15  # at once
         poll(lambda: all(is_closed(each) for each in silent), 10, "the end of the handshakes")
         assert httpx.get(f"{server.base}/v0/ready", verify=server.trust).status_code == 200
-        silent += [socket.create_connection(address, timeout=10) for _ in range(3)]
+        silent += [socket.create_connection(address, timeout=30) for _ in range(3)]
         assert server.stop() == 0  # which waits for no handshake
         assert "Traceback" not in server.log
         assert server.log.count("refusing connections") == 1
@@ -277,7 +277,7 @@ def test_a_new_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
 
 
 def shown(port: int) -> str:
-    return ssl.get_server_certificate(("127.0.0.1", port), timeout=10).strip()
+    return ssl.get_server_certificate(("127.0.0.1", port), timeout=30).strip()
 
 
 def grpc_port(server: ServerProcess) -> int:

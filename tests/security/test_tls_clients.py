@@ -100,7 +100,7 @@ def test_clients_that_leave_in_the_middle_leave_nothing(server: TlsServer) -> No
     before = opened()
     for n in range(300):
         if n % 3 == 0:
-            sock: socket.socket = socket.create_connection(("127.0.0.1", server.http_port), timeout=10)
+            sock: socket.socket = socket.create_connection(("127.0.0.1", server.http_port), timeout=30)
             sock.sendall(b"\x16\x03\x01\x02\x00\x01\x00" if n % 2 else b"\x80nonsense")
         else:
             sock = server.socket()

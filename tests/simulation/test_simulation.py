@@ -38,7 +38,7 @@ def test_a_seed_is_one_life(seed: int) -> None:
     assert scenario.trace.digest == again.trace.digest
     environ = os.environ | {"PYTHONPATH": str(_TESTS), "PYTHONHASHSEED": str(seed)}
     command = [sys.executable, "-m", "simulation", str(seed), "--trace"]
-    told = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=True).stdout
+    told = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=True).stdout
     assert f"trace {scenario.trace.digest}" in told
     assert f"{STEPS:5} " in told
 
@@ -46,7 +46,7 @@ def test_a_seed_is_one_life(seed: int) -> None:
 def test_an_unknown_actor_is_refused() -> None:
     environ = os.environ | {"PYTHONPATH": str(_TESTS)}
     command = [sys.executable, "-m", "simulation", "1", "--without", "nobody"]
-    told = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50, check=False)
+    told = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=False)
     assert told.returncode == 2
     assert "no such actors: nobody" in told.stderr
 

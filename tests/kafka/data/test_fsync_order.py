@@ -16,7 +16,6 @@ from support.server import ServerProcess
 pytestmark = pytest.mark.skipif(not can_trace(), reason="strace is not there or may not trace")
 
 
-@pytest.mark.timeout(90)
 def test_the_sync_comes_before_the_answer(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     prefix = ["strace", "-f", "--seccomp-bpf", "-yy", "-s", "4096", "-e", f"trace={CALLS}", "-o", str(trace)]

@@ -24,7 +24,7 @@ SOFTWARE = {"client_software_name": "test", "client_software_version": "1"}
 def scrape(server: ServerProcess, key: str = "") -> str:
     """The metrics of the server."""
     request = urllib.request.Request(f"{server.base}/v0/metrics", headers={"authorization": f"Bearer {key}"})
-    with urllib.request.urlopen(request, timeout=10) as reply:
+    with urllib.request.urlopen(request, timeout=30) as reply:
         return str(reply.read().decode())
 
 

@@ -203,7 +203,7 @@ def test_there_is_a_limit(tmp_path: Path) -> None:
 
 def test_errors_are_counted(wire: Wire, server: ServerProcess, name: str) -> None:
     metadata(wire, name)
-    with urllib.request.urlopen(f"{server.base}/v0/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"{server.base}/v0/metrics", timeout=30) as reply:
         text = reply.read().decode()
     assert 'topics_kafka_errors_total{api="Metadata",error="UNKNOWN_TOPIC_OR_PARTITION"}' in text
     assert 'topics_kafka_request_seconds_count{api="Metadata",outcome="answered"}' in text
