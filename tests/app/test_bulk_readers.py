@@ -263,7 +263,7 @@ def test_a_reader_that_dies_comes_back(tmp_path: Path) -> None:
         beside.server.append("t", *[b"1"] * 10)
         dead, alive = pids(server, beside.ports)
         os.kill(dead, signal.SIGKILL)
-        poll(lambda: beside.ports[0] not in beside.server.listed(), 10, "it is not listed any more")
+        poll(lambda: beside.ports[0] not in beside.server.listed(), 20, "it is not listed any more")
         assert beside.readers[1].seqs("t", end_seq=10) == list(range(1, 11))
         ports = beside.server.readers(2)
         assert beside.ports[1] in ports
@@ -284,7 +284,7 @@ def test_they_end_with_a_server_that_is_killed(tmp_path: Path) -> None:
         readers = pids(server, beside.ports)
         os.kill(server.pid, signal.SIGKILL)
         server.wait(10)
-        poll(lambda: all(map(is_gone, readers)), 10, "the readers end")
+        poll(lambda: all(map(is_gone, readers)), 20, "the readers end")
         assert not list((server.data_dir / "bulk-readers").iterdir())
         beside.close()
     with server:
@@ -305,7 +305,7 @@ def test_a_stop_ends_reads_and_leaves_nothing(tmp_path: Path) -> None:
         stream = beside.reader.stream("t", end_seq=4000, frame_bytes=1)
         next(stream)
         server.signal(signal.SIGTERM)
-        poll(lambda: " stopping: " in server.log, 10)
+        poll(lambda: " stopping: " in server.log, 20)
         with pytest.raises(grpc.RpcError, match="shutting down"):
             list(stream)
         assert server.wait(20) == 0

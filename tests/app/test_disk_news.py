@@ -58,7 +58,7 @@ def test_what_is_news(looks: list[tuple[float, bool, bool]], news: list[tuple[fl
 def test_a_server_that_refuses_all_writes_says_so_wherever_one_looks(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, env={"TOPICS_MIN_FREE_BYTES": LIMIT}) as server, Api(server.base) as api:
         assert api.write("t", [{"data": 1}]).json()["error"]["detail"] == {"limit": "min_free_bytes", "max": LIMIT}
-        poll(lambda: "WARNING topics.space: writes are refused until there is room" in server.log, 10, "the warning")
+        poll(lambda: "WARNING topics.space: writes are refused until there is room" in server.log, 20, "the warning")
         (line,) = re.findall(r"the disk has (\S+) left, and TOPICS_MIN_FREE_BYTES keeps (\S+) free", server.log)
         assert line[1] == "1024PiB"
         for path in ("/v0/ready", "/readyz"):

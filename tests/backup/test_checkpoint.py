@@ -141,7 +141,7 @@ def test_there_are_so_many_at_a_time(server: ServerProcess) -> None:
 def test_one_that_nobody_releases_goes(server: ServerProcess) -> None:
     with TopicsClient(server.grpc_target) as client:
         path = Path(call(client.connection, ttl_ms=200).path)
-        poll(lambda: not path.exists(), 10)
+        poll(lambda: not path.exists(), 20)
         with pytest.raises(InvalidRequestError, match="ttl_ms"):
             call(client.connection, ttl_ms=7 * 86_400_000 + 1)
 

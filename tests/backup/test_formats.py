@@ -93,7 +93,7 @@ def test_the_backup_of_the_first_version_opens(tmp_path: Path, restored: Restore
         assert [record.value for record in records(contents(client, "capped"))] == list(range(70, 120))
         assert client.append("events", "once", idempotency_key="the key").deduped
         given_up = [*range(13, 18), *range(19, 26), *range(66, 71)]  # had their only delivery; four were moved by then
-        poll(lambda: client.get_topic("jobs").queue.dead_lettered == len(given_up), 10)
+        poll(lambda: client.get_topic("jobs").queue.dead_lettered == len(given_up), 20)
         dead = records(contents(client, "jobs:dead"))
         assert [record.meta["$dead_letter_src_seq"] for record in dead] == [str(seq) for seq in given_up]
         assert found["group billing"] == [("events", 2, 17), ("orders", 0, 40)]

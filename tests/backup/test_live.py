@@ -175,7 +175,7 @@ def test_a_server_that_stops_meanwhile(server: ServerProcess) -> None:
     with TopicsClient(server.grpc_target) as client:
         client.append_many("big", [bytes(900_000) for _ in range(60)])
         future = client.connection.admin.CreateCheckpoint.future(pb.CreateCheckpointRequest(), timeout=30)
-        poll(lambda: (server.data_dir / "checkpoints").exists(), 10)
+        poll(lambda: (server.data_dir / "checkpoints").exists(), 20)
         assert server.stop() == 0
         if future.exception() is None:
             assert future.result().topics == 1

@@ -309,7 +309,7 @@ def test_the_archive_is_measured(tmp_path: Path, target: Path) -> None:
         assert (sample(server, "wal_archive_bytes"), sample(server, "wal_archive_oldest_time_seconds")) == (0, 0)
         client.append("news", "x" * 1000)
         Cli(server.grpc_target)("backup", "create", "--to", target)  # begins another log file
-        poll(lambda: sample(server, "wal_archive_bytes") > 1000, 10, "the log in the archive")
+        poll(lambda: sample(server, "wal_archive_bytes") > 1000, 20, "the log in the archive")
         assert abs(sample(server, "wal_archive_oldest_time_seconds") - time.time()) < 60
 
 
@@ -332,7 +332,7 @@ def test_a_log_that_was_gone_before_it_was_archived(tmp_path: Path, target: Path
         kept = server.data_dir / "archive"
         cli("backup", "create", "--to", tmp_path / "elsewhere")  # begins another log file
         client.append("news", 3)
-        poll(lambda: not list(kept.glob("*.log")), 10, "the archive's bound")
+        poll(lambda: not list(kept.glob("*.log")), 20, "the archive's bound")
         command = ("backup", "archive", "--to", target, "--data-dir", server.data_dir)
         told = cli(*command)
         assert "was removed before it was archived: create a backup" in told.err

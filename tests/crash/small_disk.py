@@ -32,7 +32,7 @@ class SmallDisk:
 
     def __enter__(self) -> Self:
         try:
-            poll(lambda: self._holder.poll() is not None or (self.outside / "mounted").exists(), 10, "the mount")
+            poll(lambda: self._holder.poll() is not None or (self.outside / "mounted").exists(), 20, "the mount")
             if self._holder.poll() is not None:
                 assert self._holder.stderr is not None
                 pytest.skip(f"no file system of one's own here: {self._holder.stderr.read().decode().strip()}")

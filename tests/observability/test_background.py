@@ -68,10 +68,10 @@ def test_a_signal_is_no_request(audited: ServerProcess) -> None:
     for writer in writers:
         writer.start()
     try:
-        poll(lambda: "topic.put" in (audited.work_dir / "audit.log").read_text(), 10, "the first write")
+        poll(lambda: "topic.put" in (audited.work_dir / "audit.log").read_text(), 20, "the first write")
         for count in range(1, SIGNALS + 1):
             audited.signal(signal.SIGHUP)
-            poll(lambda count=count: len(reloads()) >= count, 10, "the line of a reload")  # type: ignore[misc]
+            poll(lambda count=count: len(reloads()) >= count, 20, "the line of a reload")  # type: ignore[misc]
     finally:
         over.set()
         for writer in writers:
@@ -88,7 +88,7 @@ def test_a_kafka_connection_is_not_its_last_request(audited: ServerProcess) -> N
             "error_code"
         ]
         wire.socket.sendall(b"\xff" * 8)
-        poll(lambda: "invalid frame length" in audited.log, 10, "the line")
+        poll(lambda: "invalid frame length" in audited.log, 20, "the line")
     (told,) = [line for line in audited.log.splitlines() if "invalid frame length" in line]
     assert "request=" not in told
 

@@ -43,7 +43,7 @@ def line(server: ServerProcess, logger: str, start: str) -> dict[str, Any]:
         those = [each for each in lines(server) if each["logger"] == logger and each["message"].startswith(start)]
         return those[-1] if those else None
 
-    there: dict[str, Any] | None = poll(found, 10, f"a line of {logger}")
+    there: dict[str, Any] | None = poll(found, 20, f"a line of {logger}")
     assert there is not None
     return there
 

@@ -272,7 +272,7 @@ def test_a_dead_collector_costs_nothing_but_its_spans(tmp_path: Path, outage: st
             assert api.state(name)["count"] == 200
             failed = 'topics_trace_spans_total{state="failed"} '
             if outage == "it refuses":
-                poll(lambda: not api.send("GET", "/v0/metrics").text.partition(failed)[2].startswith("0.0"), 10)
+                poll(lambda: not api.send("GET", "/v0/metrics").text.partition(failed)[2].startswith("0.0"), 20)
                 assert server.log.count("the collector takes no spans") == 1
             began = time.monotonic()
             assert server.stop() == 0

@@ -64,7 +64,7 @@ def test_a_nack_of_the_last_delivery_leaves_nothing_ready(api: Api) -> None:
 def test_a_timer_moves_what_nobody_asks_for(api: Api, rpc: Grpc) -> None:
     name, letters = queue(api, 2)
     assert take(api, name, lease_ms=200) == [1, 2]
-    poll(lambda: api.state(letters)["count"] == 2, 10)  # only the other topic is looked at
+    poll(lambda: api.state(letters)["count"] == 2, 20)  # only the other topic is looked at
     assert api.state(name)["queue"] == {"ready": 0, "in_flight": 0, "dead_lettered": 2}
 
 
@@ -88,7 +88,7 @@ def test_what_is_refused_is_exhausted_and_tried_again(api: Api, rpc: Grpc) -> No
     metric = f'topics_topic_queue_exhausted{{topic="{name}"}}'
     assert f"{metric} 1" in api.send("GET", "/v0/metrics").text
     ok(api.put(letters))
-    poll(lambda: rpc.counts(name).dead_lettered == 2, 10)
+    poll(lambda: rpc.counts(name).dead_lettered == 2, 20)
     assert f"{metric} 0" in api.send("GET", "/v0/metrics").text
 
 
@@ -114,7 +114,7 @@ def test_a_worker_is_told_which_delivery_is_the_last(api: Api, rpc: Grpc) -> Non
     (job,) = next(frame.frame.jobs.jobs for frame in stream if frame.frame.jobs.jobs)
     assert (job.deliveries, job.is_last) == (2, True)
     stream.cancel()
-    poll(lambda: rpc.counts(name).dead_lettered == 1, 10)  # its connection is gone, and that was the last delivery
+    poll(lambda: rpc.counts(name).dead_lettered == 1, 20)  # its connection is gone, and that was the last delivery
 
 
 # ------------------------------------------------------------------------ reasons

@@ -271,9 +271,9 @@ def test_a_thousand_connects_and_cancels_leave_nothing(server: ServerProcess, ap
         if i % 2:
             stream.jobs(1)
         stream.close()
-    poll(lambda: counters(api, name) == (50, 0), 10)
-    poll(lambda: descriptors(server) <= before + 2, 10, "file descriptors")
-    poll(lambda: metrics(api)["sse_connections"] == 0, 10)
+    poll(lambda: counters(api, name) == (50, 0), 20)
+    poll(lambda: descriptors(server) <= before + 2, 20, "file descriptors")
+    poll(lambda: metrics(api)["sse_connections"] == 0, 20)
 
 
 def test_slots_are_capped_and_come_back(start: Callable[..., ServerProcess]) -> None:
@@ -446,7 +446,7 @@ def test_cancelled_grpc_streams_leave_nothing(server: ServerProcess, api: Api, s
         if i % 2:
             next(stream), next(stream)
         stream.cancel()
-    poll(lambda: counters(api, name) == (20, 0), 10)
+    poll(lambda: counters(api, name) == (20, 0), 20)
     poll(lambda: metrics(api)["sse_connections"] == 0)
     assert "Traceback" not in server.log
 

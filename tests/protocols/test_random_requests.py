@@ -390,8 +390,8 @@ def drop_all(server: ServerProcess) -> None:
 def assert_idle(server: ServerProcess, before: Descriptors) -> None:
     """No connection, no call and no wait is left."""
     with api_of(server) as api:
-        poll(lambda: not any(gauges(api).values()), 10, "gauges at zero")
-    poll(lambda: Descriptors(server.pid).kinds["socket"] <= before.kinds["socket"], 10, "sockets closed")
+        poll(lambda: not any(gauges(api).values()), 20, "gauges at zero")
+    poll(lambda: Descriptors(server.pid).kinds["socket"] <= before.kinds["socket"], 20, "sockets closed")
     now = Descriptors(server.pid)
     assert not now.deleted
     assert now.kinds["pipe"] <= before.kinds["pipe"]
@@ -476,7 +476,7 @@ def test_a_client_that_leaves_a_call_which_is_refused(server: ServerProcess) -> 
                     started.exception(i * 5e-6)
                 started.cancel()
     with Api(server.base) as api:
-        poll(lambda: not any(gauges(api).values()), 10, "gauges at zero")
+        poll(lambda: not any(gauges(api).values()), 20, "gauges at zero")
     assert_log(server)
 
 

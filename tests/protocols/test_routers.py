@@ -326,7 +326,7 @@ def test_a_long_poll_is_woken_by_copies(api: Api, server: ServerProcess) -> None
         thread = threading.Thread(target=lambda: results.append(other.read(dest, wait_ms=20_000)))
         began = time.monotonic()
         thread.start()
-        poll(lambda: api.state(dest, touch="false")["last_read_ts"], 10, "the reader is there")
+        poll(lambda: api.state(dest, touch="false")["last_read_ts"], 20, "the reader is there")
         api.append(source, "news")
         thread.join(15)
         assert [record["data"] for record in results[0]["records"]] == ["news"]
@@ -342,7 +342,7 @@ def test_copies_come_without_anybody_asking(api: Api) -> None:
         (line,) = ok(api.send("GET", "/v0/routers", params={"source": source}))["routers"]
         return bool(line["forwarded_total"] == 50 and line["lag_records"] == 0)
 
-    poll(listed, 5, "forwarding in the background")
+    poll(listed, 20, "forwarding in the background")
     text = api.client.get("/v0/metrics").text
     assert f'topics_router_forwarded_total{{router="{name}"}} 50\n' in text
     assert f'topics_router_lag_records{{router="{name}"}} 0\n' in text
@@ -374,7 +374,7 @@ def test_a_full_destination_ends_the_wait(api: Api) -> None:
     api.rm(dest, before_seq=2)
     assert datas(api, dest) == [2, 3], "there is room now: a reader does not wait for the next try"
     api.rm(dest, before_seq=99)
-    poll(lambda: api.state(dest)["head_seq"] == 4, 5, "the last one")
+    poll(lambda: api.state(dest)["head_seq"] == 4, 20, "the last one")
     assert get(api, name)["last_error"] is None
 
 

@@ -175,7 +175,7 @@ def test_connects_and_cancels_leave_nothing(start: Callable[..., ServerProcess])
         visit(300)
         files, memory = descriptors(server), resident(server)
         visit(1500)
-        poll(lambda: descriptors(server) <= files + 2, 10, "file descriptors")
+        poll(lambda: descriptors(server) <= files + 2, 20, "file descriptors")
         assert resident(server) - memory < 8 << 20
         metrics = ok(api.client.get("/v0/metrics", headers={"accept": "application/json"}))
         assert (metrics["sse_connections"], metrics["watch_sessions"]) == (0, 1)

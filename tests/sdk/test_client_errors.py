@@ -319,7 +319,7 @@ def test_a_stream_whose_frames_are_lost_goes_on(
         other.append_many(name, range(50))
         assert proxy.withheld.wait(10)
         proxy.drop()
-    poll(lambda: len(found) >= 51, 10)
+    poll(lambda: len(found) >= 51, 20)
     stream.close()
     thread.join(5)
     assert found == list(range(1, 52))

@@ -95,7 +95,7 @@ def test_a_failure_is_seen_by_a_callback_and_by_who_waits_but_not_by_who_has_giv
     Delivery(with_callback, 0).add_done_callback(lambda _: None)
     waiting = threading.Thread(target=Delivery(awaited, 0).exception, args=(10,))
     waiting.start()
-    poll(lambda: awaited._waiting, 10)
+    poll(lambda: awaited._waiting, 20)
     for _ in range(3):
         with pytest.raises(TimeoutError):
             Delivery(given_up, 0).result(0)

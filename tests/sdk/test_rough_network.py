@@ -189,7 +189,7 @@ def test_workers_do_every_job_and_never_one_twice_at_a_time(
             time.sleep(0.2)
         proxy.calm()
         poll(lambda: state(direct, "jobs").count == 0, 40, "the last acks")
-        poll(lambda: not any(worker.statistics().running for worker in workers), 10)
+        poll(lambda: not any(worker.statistics().running for worker in workers), 20)
     assert not doubled
     assert runs.keys() == set(range(number))
     assert all(done_in_time[job] for job in range(number)), "no job is gone whose lease was lost each time"

@@ -577,7 +577,7 @@ def test_many_workers_and_random_failures_do_every_job_once(server: ServerProces
     ):
         workers = [first, second, third]
         poll(lambda: sum(worker.statistics().acked for worker in workers) == 1960, 40)
-        poll(lambda: state(connection, "many").queue.dead_lettered == 40, 10)
+        poll(lambda: state(connection, "many").queue.dead_lettered == 40, 20)
     statistics = [worker.statistics() for worker in workers]
     assert ended == Counter(set(range(2000)) - doomed)
     assert {tries[job] for job in doomed} == {4}

@@ -76,7 +76,7 @@ def test_a_hook_that_raises_costs_no_slot_and_no_job(
 
     thread = threading.Thread(target=run)
     thread.start()
-    poll(lambda: worker.statistics().retried >= (3 if kind is ValueError else 1), 10)
+    poll(lambda: worker.statistics().retried >= (3 if kind is ValueError else 1), 20)
     began = time.monotonic()
     worker.stop()
     thread.join(20)
@@ -192,7 +192,7 @@ def test_draining_beside_a_server_that_hangs_ends(
         gate.set()
     after = worker.statistics()
     assert after.taken == after.acked + after.released + after.lost
-    poll(lambda: state(connection, "hung").queue.in_flight == 0, 10)
+    poll(lambda: state(connection, "hung").queue.in_flight == 0, 20)
 
 
 def test_jobs_on_their_way_while_acks_are_answered_late_cost_no_delivery(

@@ -211,7 +211,7 @@ def test_a_server_that_hangs_is_a_break(
     with running(connection, "hangs", lambda job: None) as worker:
         poll(lambda: worker._core._receiver.is_open)
         house.server.signal(signal.SIGSTOP)
-        poll(lambda: _warnings(caplog, "hangs: can't receive jobs (unavailable: no answer for 0.9 s)"), 10)
+        poll(lambda: _warnings(caplog, "hangs: can't receive jobs (unavailable: no answer for 0.9 s)"), 20)
         house.server.signal(signal.SIGCONT)
         add(connection, "hangs", range(20))
         acked(worker, 20)

@@ -60,12 +60,12 @@ class Held:
 
     def ends(self) -> dict[str, str]:
         """How each ended; waits for it."""
-        poll(lambda: len(self.ended) == 2, 10, "the ends of all streams")
+        poll(lambda: len(self.ended) == 2, 20, "the ends of all streams")
         return self.ended | {"websocket": "cut" if self._is_cut() else "open"}
 
     def goes_on(self) -> bool:
         """Whether all are open, and have got a record of each."""
-        poll(lambda: all(self.got.values()), 10, "a record on every stream")
+        poll(lambda: all(self.got.values()), 20, "a record on every stream")
         return not self.ended and self._socket.wait("record")["topic"] == self._topic
 
     def _is_cut(self) -> bool:

@@ -43,7 +43,7 @@ class Audited:
 
     def line(self) -> dict[str, Any]:
         """The next line, and no other one; without time and port."""
-        poll(lambda: len(audit_lines(self.file)) > self._seen, 10, "a line of the audit log")
+        poll(lambda: len(audit_lines(self.file)) > self._seen, 20, "a line of the audit log")
         lines = audit_lines(self.file)[self._seen :]
         assert len(lines) == 1, lines
         self._seen += 1
@@ -261,7 +261,7 @@ def test_no_key_shows_in_answers_or_metrics(audited: Audited, ops: Api) -> None:
 def test_without_keys_there_is_no_key_to_tell(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, env={"TOPICS_AUDIT_LOG": "-"}) as server, Api(server.base) as api:
         ok(api.put("a"), 201)
-        poll(lambda: '"action":"topic.put"' in server.log, 10, "a line on stderr")
+        poll(lambda: '"action":"topic.put"' in server.log, 20, "a line on stderr")
         (line,) = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
         assert (line["key"], line["topic"]) == (None, "a")
 
@@ -270,12 +270,12 @@ def test_logrotate(audited: Audited, ops: Api) -> None:
     moved = audited.file.with_suffix(".1")
     audited.file.rename(moved)
     ok(ops.put("before"), 201)
-    poll(lambda: '"before"' in moved.read_text(), 10, "a line in the old file")
+    poll(lambda: '"before"' in moved.read_text(), 20, "a line in the old file")
     os.kill(audited.server.pid, signal.SIGHUP)
-    poll(audited.file.exists, 10, "a new file")
+    poll(audited.file.exists, 20, "a new file")
     assert audited.file.stat().st_mode & 0o777 == 0o600
     ok(ops.put("after"), 201)
-    poll(lambda: '"after"' in audited.file.read_text(), 10, "a line in the new file")
+    poll(lambda: '"after"' in audited.file.read_text(), 20, "a line in the new file")
     assert '"after"' not in moved.read_text()
     audited.file.write_text(moved.read_text() + audited.file.read_text())
     audited.skip()

@@ -36,9 +36,9 @@ def test_lines_wait_for_a_full_disk_but_not_for_ever(tmp_path: Path, monkeypatch
     for n in range(10):
         log.write(b"line %d\n" % n)
     begun = tries[0]
-    poll(lambda: tries[0] > begun + 1, 10, "a try that knows of all that was dropped")
+    poll(lambda: tries[0] > begun + 1, 20, "a try that knows of all that was dropped")
     full[0] = False
-    poll(lambda: (tmp_path / "audit").read_text().count("\n") == 4, 10, "what is left")
+    poll(lambda: (tmp_path / "audit").read_text().count("\n") == 4, 20, "what is left")
     log.write(b"line 10\n")
     log.close()
     kept = (tmp_path / "audit").read_text().splitlines()
@@ -91,7 +91,7 @@ def test_a_line_that_a_process_died_over_is_ended(tmp_path: Path, renewed: bool)
         other.write_bytes(torn)
         other.replace(path)
         file.reopen()
-        poll(lambda: os.fstat(file._fd).st_ino == path.stat().st_ino, 10, "the new file is open")
+        poll(lambda: os.fstat(file._fd).st_ino == path.stat().st_ino, 20, "the new file is open")
     file.write(b'{"action":"next"}\n')
     file.close()
     assert path.read_bytes() == torn + b'\n{"action":"next"}\n'
@@ -102,7 +102,7 @@ def test_a_server_goes_on_without_its_log(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, env={"TOPICS_AUDIT_LOG": "/dev/full"}) as server, Api(server.base) as api:
         for n in range(3):
             ok(api.put(f"t{n}"), 201)
-        poll(lambda: "the audit log /dev/full can't be written: No space left on device" in server.log, 10)
+        poll(lambda: "the audit log /dev/full can't be written: No space left on device" in server.log, 20)
         ok(api.drop("t1"))
         assert len(api.listing()["topics"]) == 2
         assert server.stop() == 0

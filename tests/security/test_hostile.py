@@ -277,7 +277,7 @@ def test_connections_are_bounded(server: ServerProcess) -> None:
             held.enter_context(Wire(server.http_port)).send(b"G")
         poll(lambda: asked() == 0, what="a refusal")
         assert "refusing connections: there are 150" in server.log
-    poll(lambda: asked() == 200, 10, "room again")
+    poll(lambda: asked() == 200, 20, "room again")
 
 
 def test_connections_of_grpc_are_bounded(running: ServerProcess) -> None:
@@ -294,8 +294,8 @@ def test_connections_of_grpc_are_bounded(running: ServerProcess) -> None:
     with ExitStack() as held:
         for _ in range(CONNECTIONS):
             held.enter_context(Wire(port))
-        poll(lambda: not taken(), 10, "a refusal")
-    poll(taken, 10, "room again")
+        poll(lambda: not taken(), 20, "a refusal")
+    poll(taken, 20, "room again")
 
 
 def test_heads_are_bounded(server: ServerProcess) -> None:

@@ -59,23 +59,23 @@ def test_connections_in_a_handshake_count(server: TlsServer) -> None:
     """Else unlimited handshakes would take the file descriptors of the database."""
     before = descriptors(server)
     hostile = [silent(server, b"\x16\x03\x01") for _ in range(5 * MAX_CONNECTIONS)]
-    poll(lambda: metrics(server).get("limit") == 4 * MAX_CONNECTIONS, 10, "refusals")
+    poll(lambda: metrics(server).get("limit") == 4 * MAX_CONNECTIONS, 20, "refusals")
     assert metrics(server)["open"] == MAX_CONNECTIONS
     assert descriptors(server) <= before + MAX_CONNECTIONS + 2  # and that of the metrics
     for each in hostile:
         each.close()
-    poll(lambda: metrics(server)["open"] == 0, 10, "the end of the handshakes")
+    poll(lambda: metrics(server)["open"] == 0, 20, "the end of the handshakes")
     assert metrics(server)["handshake"] == MAX_CONNECTIONS
 
 
 def test_who_never_finishes_keeps_nobody_out(server: TlsServer) -> None:
     with Wire(server.kafka_port, tls=server.trust) as old:
         hostile = [silent(server) for _ in range(2 * MAX_CONNECTIONS)]
-        poll(lambda: metrics(server)["open"] == MAX_CONNECTIONS, 10, "a full house")
+        poll(lambda: metrics(server)["open"] == MAX_CONNECTIONS, 20, "a full house")
         begun = time.monotonic()
         good = []
         for _ in range(3):
-            poll(lambda: is_served(server), 10, "a good client gets in")
+            poll(lambda: is_served(server), 20, "a good client gets in")
             good.append(Wire(server.kafka_port, tls=server.trust))
             assert metrics(server)["open"] <= MAX_CONNECTIONS
         assert time.monotonic() - begun < 10  # a handshake has 15 s
@@ -91,7 +91,7 @@ def test_who_speaks_no_tls_is_counted_and_the_first_is_logged(server: TlsServer)
         assert plain.is_closed()
     with pytest.raises(ssl.SSLError):  # it does not trust the certificate
         Wire(server.kafka_port, tls=ssl.create_default_context())
-    poll(lambda: metrics(server).get("handshake") == 2, 10, "both are counted")
+    poll(lambda: metrics(server).get("handshake") == 2, 20, "both are counted")
     assert metrics(server)["open"] == 0
     lines = [line for line in server.log.splitlines() if "TLS handshake failed" in line]
     assert len(lines) == 1, server.log
@@ -115,7 +115,7 @@ def test_the_core_of_grpc_logs_no_stranger(server: TlsServer) -> None:
 def test_a_stop_waits_for_no_handshake(tmp_path: Path) -> None:
     with TlsServer(tmp_path, kafka=True) as server:
         hostile = [silent(server, b"\x16\x03\x01") for _ in range(MAX_CONNECTIONS)]
-        poll(lambda: metrics(server)["open"] == MAX_CONNECTIONS, 10, "handshakes that have begun")
+        poll(lambda: metrics(server)["open"] == MAX_CONNECTIONS, 20, "handshakes that have begun")
         begun = time.monotonic()
         assert server.stop() == 0
         assert time.monotonic() - begun < 5

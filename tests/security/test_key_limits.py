@@ -89,7 +89,7 @@ def holds(server: ServerProcess, nbytes: int, size: int) -> Wire:
     """As `begun`, once it counts."""
     wire = begun(server, nbytes, size)
     with with_key(server.base, "small") as api:
-        poll(lambda: api.send("POST", path("t"), record(MOST_BYTES - 1000)).status_code == 429, 10, "bytes that count")
+        poll(lambda: api.send("POST", path("t"), record(MOST_BYTES - 1000)).status_code == 429, 20, "bytes that count")
     return wire
 
 
@@ -119,14 +119,14 @@ def test_connections(server: ServerProcess) -> None:
             ok(other.get("t"))
         more = {pair: count - before.get(pair, 0) for pair, count in refusals(server).items()}
         assert more == {("http", CONNECTIONS): 2, ("websocket", CONNECTIONS): 1, ("kafka", CONNECTIONS): 1}
-    poll(lambda: _answered(server) == 200, 10, "room for a connection")
+    poll(lambda: _answered(server) == 200, 20, "room for a connection")
     with ExitStack() as held:
         kafkas = [KafkaWire(server.kafka_port) for _ in range(3)]
         for each in kafkas:
             held.callback(each.socket.close)
             assert each.authenticate("small")["error_code"] == 0
         assert _answered(server) == 429, "those of Kafka count too"
-    poll(lambda: _answered(server) == 200, 10, "room for a connection")
+    poll(lambda: _answered(server) == 200, 20, "room for a connection")
     http2(server, expect=200)
 
 
@@ -142,7 +142,7 @@ def http2(server: ServerProcess, expect: int) -> None:
     block = Encoder().encode([*fields, ("authorization", "Bearer small")], huffman=False)
     attack.send(h2frame(HEADERS, END_HEADERS | END_STREAM, 1, block))
     if expect == 200:
-        poll(lambda: b"next_seq" in attack.heard or b"head_seq" in attack.heard, 10, "an answer")
+        poll(lambda: b"next_seq" in attack.heard or b"head_seq" in attack.heard, 20, "an answer")
         attack.close()
     else:
         assert attack.goaway() == 0, attack.heard
@@ -156,7 +156,7 @@ def test_a_connection_of_many_keys_counts_for_each(server: ServerProcess) -> Non
             wire = held.enter_context(Wire(server.http_port))
             assert [ask(wire, key).status for key in ("full-key", "small", "full-key", "small")] == [200] * 4
         assert _answered(server) == 429
-    poll(lambda: _answered(server) == 200, 10, "room for a connection")
+    poll(lambda: _answered(server) == 200, 20, "room for a connection")
 
 
 def test_streams(server: ServerProcess) -> None:
@@ -166,7 +166,7 @@ def test_streams(server: ServerProcess) -> None:
         assert upgrade.value.body["error"]["detail"] == {"limit": STREAMS, "max": 1}
         with WebSocket(server.base, key="full-key"), WebSocket(server.base, key="full-key"):
             pass
-    poll(lambda: _opens(server), 10, "room for a stream")
+    poll(lambda: _opens(server), 20, "room for a stream")
 
 
 def _opens(server: ServerProcess) -> bool:
@@ -203,12 +203,12 @@ def test_a_grpc_call_counts_before_its_message_has_come(server: ServerProcess) -
                 return str(error.code().name)
             return "OK"
 
-        poll(lambda: code() == "RESOURCE_EXHAUSTED", 10, "calls without a message")
+        poll(lambda: code() == "RESOURCE_EXHAUSTED", 20, "calls without a message")
         topics.GetTopic(ask, metadata=bearer("full-key"), timeout=30)
         for call in open_calls:
             call.cancel()
         silent.set()
-        poll(lambda: code() == "OK", 10, "room for a call")
+        poll(lambda: code() == "OK", 20, "room for a call")
     assert refusals(server)["grpc", IN_FLIGHT] >= 1
 
 
@@ -226,7 +226,7 @@ def test_writes_of_a_websocket_count_until_their_acks(server: ServerProcess) -> 
         assert ws.publish("t.fsync", 1)["op"] == "ack", "all came back"
         ws.write(*(frame(TEXT, text.encode()) for text in texts[:3]))
     with with_key(server.base, "small") as api:
-        poll(lambda: api.get("t").status_code == 200, 10, "what an ended socket held")
+        poll(lambda: api.get("t").status_code == 200, 20, "what an ended socket held")
     assert refusals(server)["websocket", IN_FLIGHT] >= 3
 
 
@@ -272,7 +272,7 @@ def test_bytes_of_grpc(server: ServerProcess) -> None:
                 return False
             return True
 
-        poll(written, 10, "room for the bytes")
+        poll(written, 20, "room for the bytes")
         stream = topics.AppendStream(iter([pb.AppendStreamRequest(append=rows)] * 9), metadata=bearer("small"))
         acks = [ack for response in stream for ack in response.acks]
         assert len(acks) == 9, "one message counts, not all of a stream"
@@ -285,16 +285,16 @@ def test_bytes_of_websockets(server: ServerProcess) -> None:
     whole = frame(TEXT, text)
     with WebSocket(server.base, key="small") as ws, with_key(server.base, "small") as api:
         ws.write(whole[:270_000])
-        poll(lambda: api.send("POST", path("t"), record(100_000)).status_code == 429, 10, "bytes that count")
+        poll(lambda: api.send("POST", path("t"), record(100_000)).status_code == 429, 20, "bytes that count")
         ws.write(whole[270_000:])
         assert ws.recv()["op"] == "ack"
-        poll(lambda: api.send("POST", path("t"), record(290_000)).status_code == 200, 10, "room for the bytes")
+        poll(lambda: api.send("POST", path("t"), record(290_000)).status_code == 200, 20, "room for the bytes")
         with holds(server, 280_000, 290_000):
             half = len(text) // 2
             ws.write(frame(TEXT, text[:half], fin=False), frame(0, text[half:], fin=False))
             code, why = ws.closed()
             assert (code, "API key" in why) == (1013, True)
-        poll(lambda: api.send("POST", path("t"), record(290_000)).status_code == 200, 10, "what an ended socket held")
+        poll(lambda: api.send("POST", path("t"), record(290_000)).status_code == 200, 20, "what an ended socket held")
     assert refusals(server)["websocket", BYTES] >= 1
 
 
@@ -310,7 +310,7 @@ def test_bytes_of_kafka(server: ServerProcess) -> None:
         first, second, other = wires
         large = b"".join(first.request(ApiKey.PRODUCE, 8, 7, body))
         first.socket.sendall(struct.pack(">i", len(large)) + large[:-1])
-        poll(lambda: kafka_bytes(server) >= 400_000, 10, "memory for the first request")
+        poll(lambda: kafka_bytes(server) >= 400_000, 20, "memory for the first request")
         sender = threading.Thread(target=second.write_frame, args=(large,), daemon=True)
         sender.start()
         other.write_frame(b"".join(other.request(ApiKey.PRODUCE, 8, 7, body)))
@@ -323,7 +323,7 @@ def test_bytes_of_kafka(server: ServerProcess) -> None:
         assert first.read_frame()
         assert second.read_frame()
         sender.join(10)
-    poll(lambda: kafka_bytes(server) == 0, 10, "all memory back")
+    poll(lambda: kafka_bytes(server) == 0, 20, "all memory back")
 
 
 def kafka_bytes(server: ServerProcess) -> float:
@@ -346,7 +346,7 @@ def test_a_limit_that_changes_ends_nothing(tmp_path: Path) -> None:
             poller.send(
                 request("POST", path("t", "/diff"), b'{"from_seq":0,"wait_ms":20000}', authorization="Bearer k")
             )
-            poll(lambda: api.get("t").status_code == 429, 10, "a request in flight")
+            poll(lambda: api.get("t").status_code == 429, 20, "a request in flight")
             keys.write_text("k max_in_flight=2\n")
             reload(server, "1 API key")
             ok(api.get("t"))

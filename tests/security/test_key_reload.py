@@ -76,7 +76,7 @@ def test_keys_come_and_go(server: ServerProcess, file: Path, tmp_path: Path) -> 
         file.write_text(f"new:read:carts.\n{OPS}\n")
         reload(server, "2 API keys, 0 of them new, 0 removed, 1 changed")
         refused(new.get("orders.a"), 403, "forbidden")
-    poll(lambda: (tmp_path / "audit").read_text().count("keys.reload") == 2, 10, "lines of the audit log")
+    poll(lambda: (tmp_path / "audit").read_text().count("keys.reload") == 2, 20, "lines of the audit log")
     lines = [line for line in audit_lines(tmp_path / "audit") if line["action"] == "keys.reload"]
     assert [(line["outcome"], line["keys"]) for line in lines] == [("done", 2), ("done", 2)]
     assert lines[0]["added"] == [fingerprint(b"new")]
@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_read_changes_nothing(
             file.write_text(broken)
         reload(server, "SIGHUP: the API keys stay as they were: TOPICS_API_KEYS_FILE")
         ok(shop.send("GET", "/v0/topics"))
-    poll(lambda: '"outcome":"failed"' in (tmp_path / "audit").read_text(), 10, "a line of the audit log")
+    poll(lambda: '"outcome":"failed"' in (tmp_path / "audit").read_text(), 20, "a line of the audit log")
     file.write_text(FIRST)
     reload(server, "2 API keys, 0 of them new, 0 removed, 0 changed")
 
@@ -123,7 +123,7 @@ def test_running_calls_of_a_key_that_goes_end(server: ServerProcess, file: Path)
         caller = Grpc(server.grpc_target, SHOP)
         poll_grpc = threads.submit(caller.refused, "Diff", pb.DiffRequest(topic="orders.a", wait_ms=30_000))
         http2 = threads.submit(long_poll_by_http2, server.base)
-        poll(lambda: waiting(ops) == 3, 10, "all long polls")
+        poll(lambda: waiting(ops) == 3, 20, "all long polls")
         file.write_text(f"{OPS}\n")
         reload(server, "1 removed")
         assert poll_grpc.result(5).code == "UNAUTHENTICATED"
@@ -161,7 +161,7 @@ def test_idle_streams_of_a_key_that_goes_end(server: ServerProcess, file: Path) 
             threads.submit(end, topics_service_pb2_grpc.TopicsServiceStub(channel).AppendStream(batches(), **shop)),
             threads.submit(end, queue_service_pb2_grpc.QueueServiceStub(channel).Work(work, **shop)),
         ]
-        poll(lambda: waiting(ops) == len(ends), 10, "all streams")
+        poll(lambda: waiting(ops) == len(ends), 20, "all streams")
         file.write_text(f"{OPS}\n")
         reload(server, "1 removed")
         assert [each.result(10) for each in ends] == ["UNAUTHENTICATED"] * len(ends)
@@ -204,7 +204,7 @@ def test_a_fetch_that_waits_ends_with_its_key(server: ServerProcess, file: Path)
         partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
         topics = [{"topic": "orders.a", "partitions": [partition]}]
         gone.send(ApiKey.FETCH, 12, {"max_wait": 30_000, "min_bytes": 1, "max_bytes": 1 << 20, "topics": topics})
-        poll(lambda: "topics_kafka_requests_in_flight 1.0" in ops.send("GET", "/v0/metrics").text, 10, "the fetch")
+        poll(lambda: "topics_kafka_requests_in_flight 1.0" in ops.send("GET", "/v0/metrics").text, 20, "the fetch")
         file.write_text(f"{OPS}\n")
         reload(server, "1 removed")
         ops.append("orders.a", "late")
@@ -214,15 +214,15 @@ def test_a_fetch_that_waits_ends_with_its_key(server: ServerProcess, file: Path)
 def test_hangups_while_it_starts_and_in_a_storm(server: ServerProcess, file: Path) -> None:
     assert server.stop() == 0
     starting = server.spawn()
-    poll(lambda: b"topics" in Path(f"/proc/{server.pid}/cmdline").read_bytes(), 10, "the command")
-    poll(lambda: has_handler(server.pid), 10, "a handler of SIGHUP")
+    poll(lambda: b"topics" in Path(f"/proc/{server.pid}/cmdline").read_bytes(), 20, "the command")
+    poll(lambda: has_handler(server.pid), 20, "a handler of SIGHUP")
     poll(lambda: hang_up(server) and all(each.exists() for each in starting), 30, "the port files")
     server.http_port = int(starting[0].read_text().rpartition(":")[2])
     for number in range(300):
         file.write_text(f"{OPS}\nkey-{number}-sekret\n")
         os.kill(server.pid, signal.SIGHUP)
     with with_key(server.base, "key-299-sekret") as last:
-        poll(lambda: last.send("GET", "/v0/topics").status_code == 200, 10, "the last keys")
+        poll(lambda: last.send("GET", "/v0/topics").status_code == 200, 20, "the last keys")
     server.signal(signal.SIGTERM)
     poll(lambda: not hang_up(server), 30, "the end")
     assert server.wait(10) == 0

@@ -33,7 +33,7 @@ def group() -> Iterator[tuple[Path, str]]:
                 made.rmdir()
             continue
         yield made, events
-        poll(lambda made=made: not (made / "cgroup.procs").read_text(), 10, "an empty group")
+        poll(lambda made=made: not (made / "cgroup.procs").read_text(), 20, "an empty group")
         made.rmdir()
         return
     pytest.skip("no control group with a limit of memory can be made here")

@@ -183,7 +183,7 @@ def test_connections_in_a_handshake_count(tmp_path: Path) -> None:
         address = ("127.0.0.1", server.http_port)
         silent = [socket.create_connection(address, timeout=30) for _ in range(20)]
         assert sum(is_closed(each) for each in silent[5:]) == 15  # at once
-        poll(lambda: all(is_closed(each) for each in silent), 10, "the end of the handshakes")
+        poll(lambda: all(is_closed(each) for each in silent), 20, "the end of the handshakes")
         assert httpx.get(f"{server.base}/v0/ready", verify=server.trust).status_code == 200
         silent += [socket.create_connection(address, timeout=30) for _ in range(3)]
         assert server.stop() == 0  # which waits for no handshake

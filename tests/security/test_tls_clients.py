@@ -96,7 +96,7 @@ def test_clients_that_leave_in_the_middle_leave_nothing(server: TlsServer) -> No
     with server.socket() as first:
         first.sendall(GET.replace(b"%b", b"v0/health"))
         assert first.recv(12) == b"HTTP/1.1 200"
-    poll(lambda: opened() > 0, 5)
+    poll(lambda: opened() > 0, 20)
     before = opened()
     for n in range(300):
         if n % 3 == 0:

@@ -53,7 +53,7 @@ def later(connection: Connection, topic: str, fill: Fill, *, count: int = 10) ->
             now = pb.GetTopicRequest(topic=topic + "-clock", touch=False)
             return connection.unary(connection.topics.GetTopic, now, repeatable=True).state.last_write_ts_ms > ts
 
-        poll(passed, 5, "the clock")
+        poll(passed, 20, "the clock")
     return times
 
 

@@ -85,7 +85,7 @@ class Collector:
                     return span
             return None
 
-        span: Span | None = poll(found, 10, f"a span {name} {attributes}")
+        span: Span | None = poll(found, 20, f"a span {name} {attributes}")
         assert span is not None
         return span
 

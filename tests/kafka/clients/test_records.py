@@ -30,7 +30,7 @@ def arrived(client: Client, topic: str, records: list[Record]) -> None:
     """Wait for records written with acks=0, which are not acknowledged and may be overtaken by other connections."""
     counts = {partition: len(some) for partition, some in by_partition(records).items()}
     asked = {"topic": topic, "at": "latest"}
-    poll(lambda: all(client.call("offsets", partition=p, **asked) >= count for p, count in counts.items()), 10)
+    poll(lambda: all(client.call("offsets", partition=p, **asked) >= count for p, count in counts.items()), 20)
 
 
 @pytest.mark.parametrize(("name", "codec"), PAIRS)

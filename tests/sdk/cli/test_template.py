@@ -81,7 +81,7 @@ def test_times_to_begin_and_to_end_at(topics: Cli, api: Api, tmp_path: Path) -> 
     topic, other = api.make(), api.make()
     api.append(topic, 1)
     api.append(other, "old")
-    poll(lambda: time.time() * 1000 > 2 + api.read_all(topic)[0]["$ts"], 10)
+    poll(lambda: time.time() * 1000 > 2 + api.read_all(topic)[0]["$ts"], 20)
     api.append(topic, 2, 3)
     at = api.read_all(topic)[1]["$ts"]
     assert topics("read", topic, "--since", at).out == "2\n3\n"
