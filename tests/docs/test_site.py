@@ -68,7 +68,7 @@ def _build(target: Path, config: Path = ROOT / "mkdocs.yml", **variables: str) -
     ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
     environment |= {"NO_MKDOCS_2_WARNING": "1", **variables}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
 
 
 class Element(NamedTuple):

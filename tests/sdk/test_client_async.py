@@ -21,6 +21,7 @@ async def client(shared: ServerProcess) -> AsyncIterator[AsyncTopicsClient]:
     """A client; nothing is left in its loop when it is closed."""
     loop = asyncio.get_running_loop()
     loop.set_debug(True)
+    loop.slow_callback_duration = 60  # a busy machine is no complaint
     complaints = collect_complaints(loop)
     async with AsyncTopicsClient(shared.grpc_target, retry=Retry(seconds=2)) as client:
         yield client
