@@ -66,7 +66,7 @@ class Clone:
         self.log.write_text("")
         env = {"PATH": str(self.bin), "LOG": str(self.log), "FAIL": fail}
         done = subprocess.run(
-            ["make", *arguments], cwd=self.folder, env=env, capture_output=True, text=True, timeout=30, check=False
+            ["make", *arguments], cwd=self.folder, env=env, capture_output=True, text=True, timeout=100, check=False
         )
         asked = [line.partition(" --quiet")[0] for line in self.log.read_text().splitlines()]
         extras = [line.rpartition(" --editable ")[2] for line in self.log.read_text().splitlines()]

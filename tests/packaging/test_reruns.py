@@ -50,7 +50,7 @@ def test_a_rerun_has_fixtures_of_its_own(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--reruns", "1", "test_leftovers.py"]
     tests = Path(__file__).parents[1]
     run = subprocess.run(
-        command, cwd=tmp_path, env={"PYTHONPATH": str(tests)}, capture_output=True, text=True, timeout=40
+        command, cwd=tmp_path, env={"PYTHONPATH": str(tests)}, capture_output=True, text=True, timeout=100
     )
     assert run.returncode == 0, run.stdout
     assert "3 passed, 1 rerun" in run.stdout
