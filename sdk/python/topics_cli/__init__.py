@@ -1,5 +1,6 @@
 """The `topics` command. Each subcommand has its own module, loaded only when it is used."""
 
+import gc
 import io
 import os
 import sys
@@ -84,6 +85,7 @@ _ELSEWHERE: Final = {
     **dict.fromkeys(("profiles", "context", "contexts", "login"), "profile"),
     **dict.fromkeys(("repl", "interactive", "cli", "console"), "shell"),
 }
+_COLLECT_AFTER: Final = 10_000  # objects; imports make few cycles, and Python 3.11 would look for them every 700
 _USAGE: Final = "usage: topics COMMAND [ARGUMENTS]"
 _DESCRIPTION: Final = "A persistent event engine: durable log, pub/sub and job queue in one process."
 _EPILOG: Final = """\
@@ -97,6 +99,8 @@ Exit status: 0 success, 1 failure, 2 usage error, 3 server unavailable,
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code (docs/cli.md)."""
+    if argv is None:
+        gc.set_threshold(_COLLECT_AFTER)
     _prepare_output()
     interrupt: KeyboardInterrupt | None = None
     try:
@@ -114,6 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # would wait forever for the events of that call.
         os._exit(_finished(code))
     del interrupt
+    if argv is None:
+        gc.freeze()  # so that the collections at exit visit nothing: a tenth of the time of a short command
     return _finished(code)
 
 

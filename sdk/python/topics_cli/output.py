@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -77,7 +76,9 @@ def table(
     A terminal gets lines as wide as it is (COLUMNS says otherwise), with the longest texts cut; pipes and files get
     all of it.
     """
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    from shutil import get_terminal_size
+
+    width = get_terminal_size().columns if sys.stdout.isatty() else None
     for text in table_lines(names, cells, headers=headers, color=color, width=width):
         print(text)
 

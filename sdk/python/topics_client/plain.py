@@ -3,10 +3,8 @@
 import binascii
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time
-from decimal import Decimal
 from enum import Enum
 from typing import Any
-from uuid import UUID
 
 
 def plain(value: Any) -> Any:
@@ -26,6 +24,9 @@ def plain(value: Any) -> Any:
         return msgspec.to_builtins(value, enc_hook=plain)
     if isinstance(value, datetime | date | time):
         return value.isoformat()
+    from decimal import Decimal
+    from uuid import UUID
+
     if isinstance(value, Decimal | UUID):
         return str(value)
     if isinstance(value, Enum):

@@ -4,7 +4,6 @@ express."""
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
-from uuid import uuid4
 
 from topics_client.codecs import Encode
 from topics_client.encoding import column_batch, encode_meta
@@ -64,6 +63,10 @@ def append_request(
 
     An idempotency key is generated if none is given, so that the write can be retried.
     """
+    if idempotency_key is None:
+        from uuid import uuid4
+
+        idempotency_key = uuid4().hex
     records = [value if isinstance(value, NewRecord) else NewRecord(value) for value in values]
     encoded = [encode(record.value) for record in records]
     return topics.AppendRequest(
@@ -75,7 +78,7 @@ def append_request(
             [record.node for record in records],
             [encode_meta(record.meta) for record in records],
         ),
-        idempotency_key=uuid4().hex if idempotency_key is None else idempotency_key,
+        idempotency_key=idempotency_key,
         create=create,
         config=config_message(config),
         return_seqs=False,

@@ -1,7 +1,9 @@
-"""The client of one server."""
+"""The client of one server. Producer and worker are imported when one is made: most programs need neither."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from topics_client.aio.appends import AsyncAppends
 from topics_client.aio.groups import AsyncGroups
@@ -12,11 +14,13 @@ from topics_client.aio.topics import AsyncTopics
 from topics_client.codecs import Codec, codec_of
 from topics_client.errors import UnavailableError
 from topics_client.models import Job, Of
-from topics_client.producer.api import AsyncProducer, ProducerOptions
-from topics_client.worker.api import AsyncWorker
-from topics_client.worker.executor import Handler
-from topics_client.worker.options import WorkerOptions
 from topics_proto.v1 import admin_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from topics_client.producer.api import AsyncProducer, ProducerOptions
+    from topics_client.worker.api import AsyncWorker
+    from topics_client.worker.executor import Handler
+    from topics_client.worker.options import WorkerOptions
 
 
 class AsyncTopicsClient(AsyncTopics, AsyncAppends, AsyncRecords, AsyncQueues, AsyncRouters, AsyncGroups):
@@ -40,6 +44,8 @@ class AsyncTopicsClient(AsyncTopics, AsyncAppends, AsyncRecords, AsyncQueues, As
     ) -> AsyncProducer[Any]:
         """Create a producer, which appends many records in the background. See Producer for the options. Close it
         before the client. Values are encoded as the type `of` or by `codec`."""
+        from topics_client.producer.api import AsyncProducer
+
         chosen = codec_of(of, codec, self.codec)
         return AsyncProducer(self.connection.blocking(), codec=chosen, **options)
 
@@ -67,6 +73,8 @@ class AsyncTopicsClient(AsyncTopics, AsyncAppends, AsyncRecords, AsyncQueues, As
     ) -> AsyncWorker:
         """Create a worker, which calls `handler` for each job of a queue once it is run. See Worker for the options.
         Values of jobs are decoded as the type `of` or by `codec`; a job that can't be decoded fails."""
+        from topics_client.worker.api import AsyncWorker
+
         return AsyncWorker(self.connection, queue, handler, codec=codec_of(of, codec, self.codec), **options)
 
     async def ready(self) -> bool:
