@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,8 @@ from typing import Any, NamedTuple
 from backup.states import contents
 from sdk.cli.runner import environment
 
-from support.server import TOPICS, ServerProcess, StartFailedError
+from support import commands
+from support.server import ServerProcess, StartFailedError
 from topics_client import TopicsClient, TopicsError
 
 Place = tuple[str, int]  # topic and partition
@@ -42,10 +42,9 @@ class Verified(NamedTuple):
 def verify(directory: Path, *arguments: str) -> Verified:
     """Run it; it must change nothing, and tell its findings as JSON lines."""
     before = listing(directory)
-    command = [TOPICS, "verify", "--data-dir", directory, "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(None, {}), check=False)
+    done = commands.run(["verify", "--data-dir", str(directory), "--json", *arguments], environment(None, {}))
     assert listing(directory) == before
-    assert "Traceback" not in done.stderr, done.stderr
+    assert b"Traceback" not in done.stderr, done.stderr
     *problems, total = map(json.loads, done.stdout.splitlines())
     assert done.returncode in (0, 1), done
     assert total["problems"] == len(problems) == 0 if done.returncode == 0 else problems, done

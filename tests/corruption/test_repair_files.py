@@ -5,7 +5,6 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,8 @@ from corruption.repairs import Repaired, compare, repaired
 from corruption.test_files import Harm, at, harmed, remove, tables
 from sdk.cli.runner import environment
 
-from support.server import TOPICS, ServerProcess
+from support import commands
+from support.server import ServerProcess
 from topics_client import Gap, Record, TopicsClient
 from topics_server.repair import uncertain
 from topics_service.storage import repair as storage
@@ -50,10 +50,10 @@ class Ran(NamedTuple):
 
 
 def repair(directory: Path, *arguments: object) -> Ran:
-    command = [TOPICS, "repair", "--data-dir", directory, "--json", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment(None, {}), check=False)
+    command = ["repair", "--data-dir", str(directory), "--json", *map(str, arguments)]
+    done = commands.run(command, environment(None, {}), timeout=90)
     assert done.returncode in (0, 1), done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
+    assert b"Traceback" not in done.stderr, done.stderr
     assert done.stdout, done.stderr
     *rows, total = map(json.loads, done.stdout.splitlines())
     return Ran(done.returncode, rows, total)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from corruption.harness import copied, flip, listing, verify
-from sdk.cli.runner import Cli
+from sdk.cli.runner import Cli, environment
 
+from support import commands
 from support.server import ServerProcess
 from topics_client import TopicsClient
 
@@ -60,6 +61,34 @@ def test_what_is_no_data_directory_is_wrong_usage(name: str, tmp_path: Path) -> 
 
 def test_without_a_directory_it_is_wrong_usage() -> None:
     assert "--data-dir" in Cli()("verify", code=2, lines=1).err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["verify", "--data-dir", "directory é", "--deep", "--json"], 0),
+        (["verify", "--data-dir", "damaged"], 1),
+        (["repair", "--data-dir", "damaged", "--json"], 1),
+        (["verify", "--data-dir", "absent \udcff"], 2),
+        (["verify"], 2),
+        (["verify", "--help"], 0),
+        (["backup", "create", "--to", "backups"], 3),
+        (["backup", "verify", "--from", "backups"], 5),
+    ],
+)
+def test_a_forked_command_does_what_one_by_exec_does(
+    arguments: list[str], code: int, stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied(stopped, tmp_path / "directory é")
+    damaged = copied(stopped, tmp_path / "damaged")
+    table = max(damaged.glob("*.sst"), key=lambda path: path.stat().st_size)
+    flip(table, table.stat().st_size // 3)
+    monkeypatch.chdir(tmp_path)
+    env = environment("topics://127.0.0.1:1", {"COLUMNS": "70"})
+    ran = [run(arguments, env, timeout=60) for run in (commands.run_by_exec, commands.COMMANDS.run)]
+    told = [(each.returncode, each.stdout, each.stderr) for each in ran]
+    assert told[0] == told[1]
+    assert told[0][0] == code, told
 
 
 def test_a_directory_that_nobody_may_write_is_checked(stopped: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 
+from support.commands import COMMANDS
 from support.server import PRELOADED
 
 _SHOWN: Final = 15
@@ -39,4 +40,8 @@ class CpuSeconds:
 
 def _used() -> float:
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system + PRELOADED.cpu_seconds()
+    return times.user + times.system + times.children_user + times.children_system + _forked()
+
+
+def _forked() -> float:
+    return PRELOADED.cpu_seconds() + COMMANDS.cpu_seconds()

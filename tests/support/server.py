@@ -21,7 +21,7 @@ TOPICS = Path(sys.executable).parent / "topics"
 START_SECONDS = 30.0
 DIE_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
 
-PRELOADED = Preloaded()
+PRELOADED = Preloaded("topics_cli.serve", "topics_server.server")
 FORKED = {
     "backup", "clients", "corruption", "docs", "fuzz", "gateway", "kafka", "lakehouse", "observability", "protocols",
     "sdk", "security", "spark",
@@ -145,7 +145,8 @@ class ServerProcess:
         env |= self._env
         with self.log_file.open("ab") as out:
             if self._may_be_forked():
-                self._process = PRELOADED.start(env, out)
+                with open(os.devnull) as nothing:
+                    self._process = PRELOADED.start(["serve"], env, nothing.fileno(), out.fileno(), out.fileno())
                 return tuple(files)
             self._process = subprocess.Popen(
                 [*DIE_WITH_US, *self._prefix, str(TOPICS), "serve"],

@@ -5,6 +5,7 @@ import os
 import subprocess
 from typing import Any, NamedTuple
 
+from support import commands
 from support.server import TOPICS
 
 
@@ -54,13 +55,12 @@ class Cli:
         env: dict[str, str] | None = None,
         lines: int = 1,
     ) -> Ran:
-        done = subprocess.run(
-            [TOPICS, *map(str, arguments)],
-            input=stdin.encode() if isinstance(stdin, str) else stdin,
-            capture_output=True,
-            timeout=60,
-            check=False,
-            env=environment(self.url, env or {}),
+        own = env or {}
+        done = commands.run(
+            [str(each) for each in arguments],
+            environment(self.url, own),
+            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+            own=own,
         )
         ran = Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
         assert ran.code == code, ran
