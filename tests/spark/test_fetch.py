@@ -202,7 +202,7 @@ def test_a_server_that_was_put_back_gives_nothing_twice() -> None:
 
 
 def test_a_bulk_reader_that_hangs_is_left_for_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "_READER_SILENCE", 0.2)
+    monkeypatch.setattr(fetch, "_READER_SILENCE", 1.0)
     ended = threading.Event()
 
     def hanging(request: pb.BulkDiffRequest, context: Any) -> Iterator[pb.BulkDiffResponse]:
