@@ -5,13 +5,12 @@ import os
 import signal
 import socket
 import ssl
-import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from support.server import TOPICS, ServerProcess
+from support.server import PRELOADED, ServerProcess
 from support.tls_proxy import certificate
 from support.waiting import poll
 
@@ -60,9 +59,9 @@ def refusal(folder: Path, **env: Any) -> str:
     """The one line that a server says which refuses to start."""
     settings = {name: str(value) for name, value in env.items()}
     ports = {"TOPICS_PORT": "0", "TOPICS_GRPC_PORT": "0", "TOPICS_DATA_DIR": str(folder / "data"), "PATH": "/usr/bin"}
-    done = subprocess.run([TOPICS, "serve"], env=ports | settings, capture_output=True, text=True, timeout=30)
+    done = PRELOADED.run(["serve"], ports | settings, timeout=30)
     assert done.returncode == 1, done
-    (line,) = done.stderr.splitlines()
+    (line,) = done.stderr.decode().splitlines()
     return line
 
 
