@@ -16,12 +16,15 @@ class CrashError(BaseException):
 class Disk(CrashStore):
     """`fuse` operations (writes and syncs) are still done, the next one is not: the process dies before it.
 
-    `stalls` and `breaks` say in how many writes from now one is refused, or fails, once; -1 is never.
+    `stalls` and `breaks` say in how many writes from now one is refused, or fails, once; -1 is never. While it
+    `is_stalled`, all are refused; `refused` counts those.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.fuse = self.stalls = self.breaks = -1
+        self.is_stalled = False
+        self.refused = 0
 
     def write(self, batch: WriteBatch) -> None:
         """See Store."""
@@ -30,10 +33,11 @@ class Disk(CrashStore):
             self.breaks -= 1
             if self.breaks < 0:
                 raise StoreError("write failed: no space left on device")
-        if self.stalls >= 0:
-            self.stalls -= 1
-            if self.stalls < 0:
-                raise StoreStalledError("Write stall")
+        is_refused = self.is_stalled or self.stalls == 0
+        self.stalls -= self.stalls >= 0
+        if is_refused:
+            self.refused += 1
+            raise StoreStalledError("Write stall")
         super().write(batch)
 
     def sync(self) -> None:

@@ -1,6 +1,6 @@
 """Bugs planted into the engine, to see that the oracle finds them. Each is a context in which the engine has it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
@@ -11,9 +11,12 @@ from topics_service.engine import idempotency, maintenance, recovery, retention,
 from topics_service.engine.deletes import Deletes
 from topics_service.engine.log import Log
 from topics_service.engine.offsets.groups import Groups
-from topics_service.engine.queue import moves
-from topics_service.engine.queue.jobs import SettleReply, SettleRequest
+from topics_service.engine.queue import attempts, leases, mover, moves, queues, settlement
+from topics_service.engine.queue.cohort import deal
+from topics_service.engine.queue.jobs import Job, RedriveRequest, SettleReply, SettleRequest
 from topics_service.engine.queue.leases import Delivery
+from topics_service.engine.queue.queues import Queues
+from topics_service.engine.queue.schedule import Schedule
 from topics_service.engine.queue.settlement import Settlement
 from topics_service.engine.queue.state import Queue
 from topics_service.engine.router import forwarding
@@ -71,7 +74,8 @@ def _granted_to_all(self: Queue, seqs: Any, deliveries: Any) -> None:
 
 _marked, _sweep, _evict, _expire, _step = Deletes.marked, Queue.sweep, retention.evict, retention.expire, Watch._step
 _merge, _synced, _find, _staged, _close = block.merge, Writer.on_synced, idempotency.find, Log.stage, recovery.close
-_nack, _lose = Settlement.nack, recovery.lose
+_nack, _extend, _reply, _lose = Settlement.nack, Settlement.extend, Settlement._reply, recovery.lose
+_decode_queue = leases.decode_queue
 
 
 def _moved_only_away(tx: Transaction, batch: Any, seqs: Any, source: Any, dest: Any, now: int) -> Any:
@@ -102,6 +106,35 @@ def _closed(writer: Writer, _logs: Any) -> None:
 
 def _counted(self: Settlement, request: SettleRequest) -> tuple[SettleReply, int]:
     return _nack(self, replace(request, mode="retry"))
+
+
+def _served_from_the_end(self: Queue, numbers: Any, level: int, s: Any, head: int) -> Iterator[int]:
+    while numbers and (seq := numbers.max()) <= head:
+        numbers.discard(seq)
+        if s.is_live(seq):
+            self._taken[seq] = level
+            yield seq
+
+
+def _dealt_one_by_one(jobs: Iterator[int], wants: list[int], budgets: list[int], blocks: Any, most: int) -> Any:
+    return [deal(jobs, [want], [budget], blocks, most)[0] for want, budget in zip(wants, budgets, strict=True)]
+
+
+def _told_without_deadlines(self: Settlement, request: SettleRequest) -> tuple[SettleReply, int]:
+    reply, ticket = _extend(self, request)
+    reply.deadlines = {}
+    return reply, ticket
+
+
+def _counted_as_shown(self: Settlement, topic: Any, queue: Queue, done: int, skipped: list[int]) -> SettleReply:
+    reply = _reply(self, topic, queue, done, skipped)
+    reply.ready = queue.ready(topic.log.view, topic.log.view.head)
+    return reply
+
+
+def _wakes_for_leases(self: Queue) -> int | None:
+    expiry = self._expiries.next()
+    return None if expiry is None else expiry + 1
 
 
 def _kept_in_memory(self: Log, disk: Any, s: Any) -> None:
@@ -184,6 +217,26 @@ _BUGS: dict[str, Planted] = {
     "positions that outlive their topic": lambda: patch.object(Groups, "remove_topic", lambda *_: None),
     "a stop that forgets what is only in memory": lambda: patch.object(recovery, "close", _closed),
     "an attempt that is released and counts": lambda: patch.object(Settlement, "nack", _counted),
+    "a failed attempt that is not remembered": lambda: patch.object(settlement, "remembered", lambda known, _: known),
+    "attempts forgotten by a start": lambda: patch.object(attempts, "encode", lambda _: b"[]"),
+    "a letter that tells of no attempts": lambda: patch.object(mover, "for_letter", lambda _: None),
+    "jobs given back that are served from the last on": lambda: patch.object(Queue, "_drain", _served_from_the_end),
+    "a pass that serves one claimer after the other": lambda: patch.object(queues, "deal", _dealt_one_by_one),
+    "a last delivery that is not called so": lambda: patch.object(queues, "Job", lambda *fields: Job(*fields[:5])),
+    "dead letters tried again too early": lambda: patch.object(mover, "_BACKOFF_MS", 500),
+    "a letter that never fits and holds up the others": lambda: patch.object(Queue, "set_aside", lambda *_: None),
+    "a count of dead letters forgotten by a start": lambda: patch.object(
+        leases, "decode_queue", lambda row: (0, _decode_queue(row)[1])
+    ),
+    "an ack that counts as ready": lambda: patch.object(Settlement, "_reply", _counted_as_shown),
+    "an extended lease without its end": lambda: patch.object(Settlement, "extend", _told_without_deadlines),
+    "a lost lease that is called held": lambda: patch.object(Settlement, "held", lambda _self, _topic, held: set(held)),
+    "a job given back that counts as leased": lambda: patch.object(
+        Queues, "leases_in_flight", property(lambda self: sum(len(queue.jobs) for queue in self._queues.values()))
+    ),
+    "a delay that is listed without its end": lambda: patch.object(Schedule, "lookup", lambda *_: (0, 0)),
+    "a delay that nobody wakes for": lambda: patch.object(Queue, "next_due", _wakes_for_leases),
+    "a redrive of what does not match": lambda: patch.object(RedriveRequest, "takes", lambda *_: True),
     "an expiry floor forgotten with a lost tail": _lost_wrongly(_forget_ttl),
     "an eviction floor forgotten with a lost tail": _lost_wrongly(_forget_cap),
     "a lost tail that leaves no floor": _lost_wrongly(_leave_floor),
@@ -200,19 +253,28 @@ _SEEDS = {
     "copies that exactly_once forgets": 4,
     "a gap not written": 8,
     "a lease that ends too early": 5,
-    "a stale token that acts": 9,
+    "a stale token that acts": 23,
     "a delay forgotten by a start": 5,
     "a dead letter lost": 9,
     "a commit not written": 2,
-    "retention that waits for no group": 5,
+    "retention that waits for no group": 7,
     "records in memory forgotten when the class changes": 2,
     "writes after a failed fsync": 3,
-    "expiry a moment too early": 4,
-    "records that go round for ever": 17,
+    "expiry a moment too early": 2,
+    "records that go round for ever": 15,
     "letters that are driven back and stay": 9,
     "positions that outlive their topic": 2,
     "a stop that forgets what is only in memory": 2,
-    "an attempt that is released and counts": 28,
+    "an attempt that is released and counts": 2,
+    "attempts forgotten by a start": 80,
+    "dead letters tried again too early": 49,
+    "a letter that never fits and holds up the others": 5,
+    "an exhausted job that counts as ready": 5,
+    "a letter that tells of no attempts": 9,
+    "a count of dead letters forgotten by a start": 2,
+    "a lost lease that is called held": 5,
+    "a delay that is listed without its end": 2,
+    "a redrive of what does not match": 9,
 }
 
 MUTATIONS = {name: (planted, _SEEDS.get(name, 1)) for name, planted in _BUGS.items()}

@@ -175,7 +175,8 @@ class Scenario:
                     break
                 world.clock.advance(60_001)
                 world.latest = max(world.latest, world.now)
-                for job in world.queues.claim(topic, "last", 100, None):
+                [reply] = world.queues.claim(topic, ("last", 100, None))
+                for job in reply.jobs:
                     world.queues.settle("ack", topic, "last", [job.seq], [job.lease_id])
                     world.sync()
             jobs = world.queues.of(topic)

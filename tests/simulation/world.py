@@ -111,7 +111,7 @@ class World:
 
     def call(self, what: Callable[[], T], *codes: str) -> T:
         """The outcome of a call that may be refused with these codes, and for a disk that stalls or has failed."""
-        stalls, breaks = self.disk.stalls, self.disk.breaks
+        refused, breaks = self.disk.refused, self.disk.breaks
         written = self.w if self.is_read_only else None
         try:
             result = what()
@@ -119,7 +119,7 @@ class World:
             return result
         except TopicsError as error:
             code = error.reason.code
-            if code == "throttled" and stalls >= 0 and self.disk.stalls < 0:
+            if code == "throttled" and self.disk.refused > refused:
                 self.trace.meet("a write refused for a stall")
             elif code == "internal" and self.is_read_only:
                 self.trace.meet("a call refused when read-only")
@@ -148,9 +148,9 @@ class World:
 
     def _let_expire(self, topic: TopicModel, partition: int) -> bool:
         """Let a reader see what is left. Whether what is too old has gone: not where that can't be written."""
-        log, stalls, writable = self.log(topic, partition), self.disk.stalls, not self.is_read_only
+        log, refused, writable = self.log(topic, partition), self.disk.refused, not self.is_read_only
         log.visible(topic.config, self.now)
-        if self.disk.stalls < 0 <= stalls:
+        if self.disk.refused > refused:
             self.trace.meet("nothing expires while the disk stalls")
             log.visible(topic.config, self.now)
         return writable and not self.is_read_only
@@ -205,13 +205,12 @@ class World:
         self.topics.prune(self.w)
         self._recover(how, self.w, power=False)
 
-    def crash(self, *, power: bool, fuses: tuple[int, ...] = ()) -> None:
-        """The process dies; with `power` so does the machine. `fuses` are where the next starts die, too."""
+    def crash(self, *, power: bool, fuses: tuple[int, ...] = (), left: int | None = None) -> None:
+        """The process dies; with `power` so does the machine. `fuses` are where the next starts die, too; `left` writes
+        outlive a power cut, by default the dice say how many."""
         self.disk.mend()
         self.owed.clear()
-        left = self.w
-        if power:
-            left = self._cut(left)
+        left = self._cut(self.w, left) if power else self.w
         lost_power = power
         for fuse in fuses:
             self.disk.fuse = fuse
@@ -227,9 +226,10 @@ class World:
                 self.disk.mend()
         self._recover("crash", left, power=lost_power)
 
-    def _cut(self, left: int) -> int:
+    def _cut(self, most: int, left: int | None = None) -> int:
         """The power goes: what was not synced is gone from some write on."""
-        left = self.random.choice((self.disk.synced, self.random.randint(self.disk.synced, left)))
+        if left is None:
+            left = self.random.choice((self.disk.synced, self.random.randint(self.disk.synced, most)))
         self.trace.meet("writes lost to a power cut", self.w - left)
         self.disk.cut_power(left)
         self._boot = f"boot-{next(self._boots)}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 from topics_service.engine.model import TagMatch, TopicConfig
+from topics_service.storage.block import Block
 
 Floors = tuple[int, int, int]  # cap, ttl, trim
 Origin = tuple[str, int, int]  # router, epoch and seq of the source
@@ -253,3 +254,9 @@ def matches(match: TagMatch | None, tag: bytes | None) -> bool:
     if match is None or tag is None:
         return match is None
     return tag == match.value if match.op == "Eq" else tag.startswith(match.value)
+
+
+def read(block: Block, i: int) -> Rec:
+    """Return the record at a position of a block."""
+    meta, tag, node = (None if column is None else column[i] for column in (block.metas, block.tags, block.nodes))
+    return Rec(block.base_seq + i, block.ts_at(i), block.record_data(i), meta, tag, node)

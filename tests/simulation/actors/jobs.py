@@ -2,6 +2,7 @@
 
 from simulation.actors.base import QUEUES, Actor, Writing
 from simulation.oracle import calls
+from topics_service.engine.model import TagMatch
 from topics_service.engine.queue.jobs import Job
 
 
@@ -40,9 +41,13 @@ class Worker(Actor):
         if not mine or self.chance(0.35):
             most, lease_ms = self.random.randint(1, 4), self.pick(None, 100, 700)
             self.tell(f"{node} claims {most} of {topic.name} for {lease_ms}")
-            jobs = self.world.queues.claim(topic, node, most, lease_ms)
-            self.world.trace.tell(f"  {[(job.seq, job.deliveries) for job in jobs]}")
-            self.hands[node] = (self.hands[node] + [(topic.name, job) for job in jobs])[-20:]
+            claims = [(node, most, lease_ms)]
+            if self.chance(0.2):
+                claims.append((self.pick(*self.hands), 2, lease_ms))
+            replies = self.world.queues.claim(topic, *claims)
+            for (name, _, _), reply in zip(claims, replies, strict=True):
+                self.world.trace.tell(f"  {name} {[(job.seq, job.deliveries) for job in reply.jobs]}")
+                self.hands[name] = (self.hands[name] + [(topic.name, job) for job in reply.jobs])[-20:]
             return
         jobs = self.random.sample(mine, min(len(mine), self.random.randint(1, 3)))
         jobs += [job for job in mine[-2:] if job not in jobs and self.chance(0.5)]
@@ -55,9 +60,11 @@ class Worker(Actor):
         who = node if self.chance(0.95) else self.pick(*self.hands)
         tokens = [self._token(topic.name, job) for job in jobs] if self.chance(0.7) else []
         seqs, delay, released = [job.seq for job in jobs], self.pick(0, 0, 50), self.chance(0.2)
+        reasons = ["boom"] * len(seqs) if self.chance(0.5) else []
         self.tell(f"{who} {call}s {seqs} of {topic.name} tokens {bool(tokens)} delay {delay} released {released}")
         self.world.queues.settle(
-            call, topic, who, seqs, tokens, delay_ms=delay, lease_ms=self.pick(100, 1500), released=released
+            call, topic, who, seqs, tokens, delay_ms=delay, lease_ms=self.pick(100, 1500), released=released,
+            reasons=reasons,
         )  # fmt: skip
         if self.chance(0.7):  # else it may settle them once more
             self.hands[node] = [(name, job) for name, job in self.hands[node] if job not in jobs]
@@ -80,5 +87,6 @@ class Redriver(Actor):
         topic = self.topic(*QUEUES)
         if topic is not None and topic.config.type == "queue":
             most = self.random.randint(1, 4)
-            self.tell(f"{topic.name} {most}")
-            self.world.queues.redrive(topic, most)
+            match = TagMatch(self.pick("Eq", "Glob"), b"a") if self.chance(0.3) else None
+            self.tell(f"{topic.name} {most} {match}")
+            self.world.queues.redrive(topic, most, match)

@@ -54,6 +54,8 @@ class Configurer(Actor):
                 "dead_letter": self.pick(None, "dead", "dead"),
                 "leases_durable": self.pick(True, False),
             }
+        elif name == "dead" and self.chance(0.5):
+            given |= {"discard": "reject", "cap_records": 4}
         partitions = self.pick(None, 1, 2, 3) if name == "p" else None
         self.tell(f"{name} {given} {partitions}")
         calls.put(self.world, name, given, partitions)

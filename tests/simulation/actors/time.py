@@ -35,7 +35,8 @@ class Clock(Actor):
             found.update(key.created + topic.config.idempotency_window_ms for key in log.written.keys.values())
             found.update(rec.ready_at for rec in log.view.live.values())
         for queue in world.queues.models.values():
-            found.update(job.lease.deadline for job in queue.touched.values() if job.lease is not None)
+            found.update(job.lease.deadline if job.lease else job.free_at for job in queue.touched.values())
+            found.add(queue.stuck_until - 1)
         return {moment for moment in found if world.now < moment < world.now + 5000}
 
 

@@ -47,13 +47,13 @@ def put(world: "World", name: str, given: dict[str, object], partitions: int | N
         world.trace.meet("a partition added")
     world.topics.remember(world.w)
     if topic.config.type == "queue":
-        world.queues.of(topic).written(world.w)
+        world.queues.written(topic)
     world.owe(ticket, world.w if world.w != written else None, f'the config of "{name}"')
 
 
 def _reconfigured(world: "World", topic: TopicModel, before: TopicConfig, config: TopicConfig) -> None:
     if topic.config.type == "queue" and before.leases_durable != config.leases_durable:
-        world.queues.of(topic).refresh(world.now)
+        world.queues.of(topic).load()
     for partition, log in enumerate(topic.logs):
         hold = world.groups.hold(topic, config.retaining, partition)
         state = log.written.expired(before.ttl_ms, world.now, world.hold(topic, partition))
@@ -65,6 +65,8 @@ def _reconfigured(world: "World", topic: TopicModel, before: TopicConfig, config
             world.trace.meet("records in memory that went to the disk")
         demand(log.commit(state, world.w, world.log(topic, partition), config), "a config that waits for no fsync")
     topic.config = config
+    if topic.config.type == "queue":
+        world.queues.of(topic).reconfigured(before.leases_durable)
 
 
 def delete_topic(world: "World", name: str) -> None:
@@ -128,7 +130,7 @@ def append(
         remembered = Key(reply.first_seq, len(recs), reply.head_seq, world.now, end, world.w if gated else None)
         after = replace(after, keys={**after.keys, key: remembered})
     if priority or delay_ms:
-        world.queues.of(topic).refresh(world.now)
+        world.queues.of(topic).load()
     waits = log.commit(after, world.w, world.log(topic, partition), config)
     demand(ticket >= waits, "a write is acknowledged before readers see it")
     world.owe(ticket, world.w if gated else None, f"{reply.first_seq}..{reply.head_seq} of {name}/{partition}")

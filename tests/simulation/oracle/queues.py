@@ -1,16 +1,23 @@
 """Jobs, leases and dead letters: who may have which job now, and that none is lost."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from simulation.oracle.jobs import STAMPS, Lease, QueueModel, Touched, origin, plain
-from simulation.oracle.routers import read
-from simulation.oracle.topics import TopicModel, back, prune
-from support.log_model import LogState, Rec, demand
+from simulation.oracle.topics import History, TopicModel, back, keep, prune
+from support.log_model import LogState, Rec, demand, matches, read
+from support.queue_model import Kept, QueueModel, origin, plain
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.queue.jobs import ClaimRequest, Job, JobState, ListJobsRequest, RedriveRequest, SettleRequest
+from topics_service.engine.model import TagMatch
+from topics_service.engine.queue.jobs import (
+    ClaimReply,
+    ClaimRequest,
+    JobState,
+    JobView,
+    ListJobsRequest,
+    RedriveRequest,
+    SettleReply,
+    SettleRequest,
+)
 from topics_service.engine.queue.leases import Delivery
 from topics_service.engine.queue.state import Queue
 from topics_service.engine.topic import Topic
@@ -19,7 +26,7 @@ from topics_service.storage.block import Block
 if TYPE_CHECKING:
     from simulation.world import World
 
-_STATES: tuple[JobState, ...] = get_args(JobState)
+Claim = tuple[str, int, int | None]  # node, how many jobs at most, the time of the leases
 
 
 class Queues:
@@ -28,145 +35,129 @@ class Queues:
     def __init__(self, world: "World") -> None:
         self._world = world
         self.models: dict[int, QueueModel] = {}
-        self.tokens: set[str] = set()
+        self._histories: dict[int, History[Kept]] = {}
+        self._tokens: set[str] = set()
 
     def of(self, topic: TopicModel) -> QueueModel:
         """The model of a topic that is a queue."""
-        return self.models.setdefault(topic.number, QueueModel(topic))
+        if topic.number not in self.models:
+            self.models[topic.number] = QueueModel(topic, self._tokens)
+            self._histories[topic.number] = [(0, ({}, 0))]
+        return self.models[topic.number]
+
+    def begin(self, topic: TopicModel) -> QueueModel:
+        """The same for a call that comes now."""
+        world, queue = self._world, self.of(topic)
+        world.look(topic)
+        expired = sum(job.lease is not None and world.now > job.lease.deadline for job in queue.touched.values())
+        world.trace.meet("a lease that expired", expired)
+        queue.refresh(world.now)
+        return queue
 
     # -------------------------------------------------------------------- calls
 
-    def claim(self, topic: TopicModel, node: str, most: int, lease_ms: int | None) -> list[Job]:
-        """Claim jobs: all of them must be free, and none that is free may be missing."""
-        world, queue = self._world, self._begin(topic)
-        request = ClaimRequest(topic=topic.name, node=node, max=most, lease_ms=lease_ms)
-        [reply], ticket = world.call(lambda: world.engine.queues.claim([request]))
-        free = queue.claimable()
-        demand(len(reply.jobs) == min(most, len(free)), f"{len(reply.jobs)} of {most} jobs, and {len(free)} are free")
-        deadline = world.now + max(100, topic.config.lease_ms if lease_ms is None else lease_ms)
-        taken = {job.seq for job in reply.jobs}
-        for job in reply.jobs:
-            demand(job.seq in free, f"job {job.seq} of {topic.name} is not free: {queue.touched.get(job.seq)}")
-            self._check_job(queue, job, node, deadline)
-        live = topic.log.written.live
-        order = [(-live[seq].priority, seq) for seq in free if seq not in queue.touched]
-        served, left = ([each for each in order if (each[1] in taken) == served] for served in (True, False))
-        demand(not served or not left or max(served) < min(left), "a job was served before one that comes first")
-        for job in reply.jobs:
-            queue.touched[job.seq] = Touched(job.deliveries, Lease(node, job.lease_id, deadline))
-        queue.written(world.w)
-        gated = topic.config.durability == "fsync" and topic.config.leases_durable and reply.jobs
+    def claim(self, topic: TopicModel, *claims: Claim) -> list[ClaimReply]:
+        """Claim jobs, in one pass: the ones that come first, and none that is free may be missing."""
+        world, queue = self._world, self.begin(topic)
+        requests = [
+            ClaimRequest(topic=topic.name, node=node, max=most, lease_ms=lease_ms) for node, most, lease_ms in claims
+        ]
+        moves, must_move, letters = queue.moves, queue.must_move(world.now), queue.dead_lettered
+        replies, ticket = world.call(lambda: world.engine.queues.claim(requests))
+        demand(queue.moves == moves + must_move, f"a claim looks for {queue.to_move()}, or does not")
+        again = queue.claimed(requests, replies, world.now)
+        self.written(topic)
+        leased = sum(len(reply.jobs) for reply in replies)
+        gated = topic.config.durability == "fsync" and topic.config.leases_durable and leased
+        waits = gated or world.log(topic).expiry_ticket > world.synced
+        if queue.dead_lettered == letters:
+            demand((ticket > world.synced) == bool(waits), "a claim waits for an fsync, or for none")
+        elif topic.config.durability == "fsync":
+            demand(ticket > world.synced, "a claim is answered before its letters are there")
         world.owe(ticket, world.w if gated else None, f"leases of {topic.name}")
-        world.trace.meet("a job leased", len(reply.jobs))
-        return reply.jobs
-
-    def _check_job(self, queue: QueueModel, job: Job, node: str, deadline: int) -> None:
-        rec, before = queue.topic.log.written.live[job.seq], queue.touched.get(job.seq)
-        demand(read(job.block, job.position) == rec, f"job {job.seq} is not {rec}")
-        demand(job.lease_id not in self.tokens, "a token is given out twice")
-        self.tokens.add(job.lease_id)
-        demand(job.deadline == deadline, "a lease ends at another time")
-        count = 1 + (before.deliveries if before else 0)
-        demand(job.deliveries == count, f"delivery {job.deliveries} of job {job.seq} for {node} is number {count}")
-        if before:
-            self._world.trace.meet("a job delivered again")
+        world.trace.meet("a job leased", leased)
+        world.trace.meet("a job delivered again", len(again))
+        world.trace.meet("a pass of several claims", len(claims) > 1)
+        return replies
 
     def settle(
         self, call: str, topic: TopicModel, node: str, seqs: Sequence[int], tokens: Sequence[str], *,
-        delay_ms: int = 0, lease_ms: int = 1000, released: bool = False,
+        delay_ms: int = 0, lease_ms: int = 1000, released: bool = False, reasons: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """Ack, nack or extend: exactly what the node holds, under these tokens, is settled."""
-        world, queue = self._world, self._begin(topic)
+        world, queue = self._world, self.begin(topic)
         request = SettleRequest(
             topic=topic.name, node=node, seqs=list(seqs), lease_ids=list(tokens), delay_ms=delay_ms, lease_ms=lease_ms,
-            mode="release" if released else "retry",
+            mode="release" if released else "retry", reasons=list(reasons),
         )  # fmt: skip
-        done: list[int] = []
-        skipped: list[int] = []
-        for seq, token in zip(seqs, tokens or [""] * len(seqs), strict=True):
-            lease = queue.lease(seq)
-            holds = lease is not None and lease.node == node and token in ("", lease.token) and seq not in done
-            (done if holds else skipped).append(seq)
-            if not holds and token:
-                world.trace.meet("a stale token refused")
-        if call == "extend":
-            skipped = [seq for seq in skipped if seq not in done]
-        before = dict(queue.touched)
+        done, skipped = queue.settling(call, request, world.now)
+        stale = sum(token != "" and seq in skipped for seq, token in zip(seqs, tokens, strict=False))
+        world.trace.meet("a stale token refused", stale)
+        must_move = bool(queue.last_ending) and world.now >= queue.stuck_until
+        moves = queue.moves
+        reply: SettleReply
         reply, ticket = world.call(lambda: getattr(world.engine.queues.settlement, call)(request))
-        demand((reply.done, reply.skipped) == (len(done), skipped), f"{call} skips {reply.skipped}, not {skipped}")
-        live = [seq for seq in done if seq in before]
-        if call == "nack":
-            last = [seq for seq in live if queue.is_last(before[seq].deliveries - released)]
-            told = sorted((*reply.dead_lettered, *reply.exhausted))
-            demand(told == sorted(last), f"{told} get no further delivery, not {last}")
-        state = topic.log.written.expired(topic.config.ttl_ms, world.now, world.hold(topic, 0))
-        for seq in done:
-            job = before.get(seq)
-            if seq in reply.dead_lettered:
-                demand(seq not in queue.touched, f"job {seq} is said to be a dead letter, and stays")
-            elif job is None:
-                lease = queue.gone.pop(seq)
-                if call == "extend":
-                    queue.gone[seq] = replace(lease, deadline=world.now + max(100, lease_ms))
-            elif call == "ack":
-                del queue.touched[seq]
-            elif call == "nack":
-                rests = delay_ms and seq not in reply.exhausted
-                queue.touched[seq] = Touched(job.deliveries - released, None, world.now + delay_ms if rests else 0)
-            else:
-                assert job.lease is not None
-                deadline = world.now + max(100, lease_ms)
-                queue.touched[seq] = replace(job, lease=replace(job.lease, deadline=deadline))
+        demand(queue.moves == moves + (must_move and call == "nack"), f"{call} moves dead letters, or does not")
+        live = queue.settled(call, request, done, skipped, reply, world.now)
         gated = topic.config.durability == "fsync" and live
         if call == "ack":
             if live:
+                state = topic.log.written.expired(topic.config.ttl_ms, world.now, world.hold(topic, 0))
                 waits = topic.log.commit(state.without(live), world.w, world.log(topic), topic.config)
                 demand(ticket >= waits, "an ack is acknowledged before readers see it")
-        elif not topic.config.leases_durable:
+        elif not (topic.config.leases_durable or reply.dead_lettered):
             gated = []
-        queue.written(world.w)
+        queue.check_counts(reply)
+        self.written(topic)
+        demand(not gated or ticket > world.synced, f"{call} in a queue of the class fsync waits for no fsync")
         world.owe(ticket, world.w if gated else None, f"{call} of {live} in {topic.name}")
         world.trace.meet(f"{call} of a job", len(done))
+        world.trace.meet("a reason of a nack", len(done) if call == "nack" and any(reasons) else 0)
 
     def release(self, topic: TopicModel, held: Mapping[int, str]) -> None:
         """A worker's connection is gone: what is held under these tokens is free."""
-        world, queue = self._world, self._begin(topic)
-        mine = [seq for seq, token in held.items() if (lease := queue.lease(seq)) and lease.token == token]
-        before = dict(queue.touched)
-        found = world.call(lambda: world.engine.queues.settlement.release(topic.name, held))
+        world, queue = self._world, self.begin(topic)
+        settlement = world.engine.queues.settlement
+        mine = queue.releasing(held, world.now)
+        told = world.call(lambda: settlement.held(topic.name, held))
+        demand(told == set(mine), f"the jobs {told} are said to be held, not {mine}")
+        found = world.call(lambda: settlement.release(topic.name, held))
         demand(found == len(mine), f"{found} jobs are given back, not {len(mine)}")
-        for seq in mine:
-            if seq not in before:
-                del queue.gone[seq]
-            elif seq in queue.touched:  # else it is a dead letter
-                queue.touched[seq] = Touched(before[seq].deliveries)
-        queue.written(world.w)
+        queue.released(mine)
+        self.written(topic)
 
-    def redrive(self, topic: TopicModel, most: int) -> None:
-        """Move dead letters back: the first ones, whole."""
+    def redrive(self, topic: TopicModel, most: int, match: TagMatch | None = None) -> None:
+        """Move dead letters back: the first ones (all of them for 0), whole."""
         world = self._world
         name = topic.config.dead_letter
         letters = None if name is None else world.topics.find(name)
-        if name is None or letters is None or not world.is_visible(letters):
+        request = RedriveRequest(topic=topic.name, max=most, match=match)
+        if letters is None or not world.is_visible(letters):
+            codes = ["invalid_request"] if name is None else []
+            reply, _ = world.call(lambda: world.engine.queues.mover.redrive(request), *codes)
+            demand(name is not None and not reply.redriven, "letters come from nowhere")
             return
-        self._begin(topic)
+        self.begin(topic)
         world.look(letters)
         source = letters.log.written.expired(letters.config.ttl_ms, world.now, world.hold(letters, 0))
         dest = topic.log.written.expired(topic.config.ttl_ms, world.now, world.hold(topic, 0))
-        mine = [rec for rec in source.between(0, letters.log.view.head) if origin(rec) == topic.name][:most]
+        mine = [
+            rec
+            for rec in source.between(0, letters.log.view.head)
+            if origin(rec) == topic.name and (match is None or matches(match, rec.tag))
+        ][: most or None]
         reply, ticket = world.call(
-            lambda: world.engine.queues.mover.redrive(RedriveRequest(topic=topic.name, max=most)),
-            "topic_full", "record_too_large", "throttled",
-        )  # fmt: skip
+            lambda: world.engine.queues.mover.redrive(request), "topic_full", "record_too_large", "throttled"
+        )
         demand(reply.redriven <= len(mine), f"{reply.redriven} letters are driven back, of {len(mine)}")
         demand(
             reply.redriven == len(mine) or topic.config.discard == "reject" or topic.config.retaining, "letters stay"
         )
         if not reply.redriven:
             return
-        moved = self._moved(topic, dest, mine[: reply.redriven])
+        moved = self._moved(topic, dest, reply.redriven)
         for rec, letter in zip(moved, mine, strict=False):
-            demand(plain(rec) == plain(letter), f"letter {letter} comes back as {rec}")
+            demand(plain(rec) == plain(letter) and origin(rec) is None, f"letter {letter} comes back as {rec}")
         log = world.log(topic)
         waits = topic.log.commit(dest.appended(moved, topic.config, world.hold(topic, 0)), world.w, log, topic.config)
         gone = source.without([rec.seq for rec in mine[: reply.redriven]])
@@ -179,68 +170,91 @@ class Queues:
         """Somebody looks at every queue."""
         for topic in self._world.visible():
             if topic.config.type == "queue":
-                self._begin(topic)
+                self.begin(topic)
                 self._world.engine.queues.counters(topic.name)
+
+    def written(self, topic: TopicModel) -> None:
+        """Leases have changed, or which of them are on the disk, by the newest write."""
+        keep(self._histories[topic.number], self._world.w, self.of(topic).kept)
 
     # ------------------------------------------------------------- dead letters
 
     def hook(self) -> None:
         """The engine is new: see each move of dead letters, whoever has it made."""
         world, mover = self._world, self._world.engine.queues.mover
-        bury, move = mover.bury, mover.move
+        bury, move, refused = mover.bury, mover.move, mover.refused
 
         def looked(topic: Topic, queue: Queue, now: int) -> int:
-            self._begin(world.topics.by_name[topic.name])
+            self.begin(world.topics.by_name[topic.name])
             return bury(topic, queue, now)
 
         def moved(
             topic: Topic, queue: Queue, seqs: Sequence[int], now: int, rows: Mapping[int, Delivery]
         ) -> tuple[int, list[int]]:
+            model = world.topics.by_name[topic.name]
+            self.of(model).moving(seqs, now, ends=bool(rows))
+            fits, stalls = self._fits(model.config.dead_letter or ""), world.disk.refused
             try:
                 ticket, gone = move(topic, queue, seqs, now, rows)
-            except TopicsError:
+            except TopicsError as error:
+                code = error.reason.code
+                demand(fits is not True or code in ("throttled", "internal"), f"letters are refused as {code}")
+                demand(code != "throttled" or world.disk.refused > stalls, "letters wait for no stall")
                 world.trace.meet("dead letters that can't be moved")
                 raise
-            self._buried(world.topics.by_name[topic.name], gone, rows)
+            demand(fits is not False, "letters are moved to where they have no room")
+            self._buried(model, seqs, gone, ends=bool(rows))
             return ticket, gone
+
+        def put_off(topic_queue: Queue, first: int, now: int, error: TopicsError) -> None:
+            [model] = [each for each in self.models.values() if self._is_of(each, topic_queue)]
+            model.refused(first, error.reason.code, now)
+            refused(topic_queue, first, now, error)
 
         mover.bury = looked  # type: ignore[method-assign]
         mover.move = moved  # type: ignore[method-assign]
+        mover.refused = put_off  # type: ignore[method-assign]
 
-    def _buried(self, topic: TopicModel, seqs: Sequence[int], rows: Mapping[int, Delivery]) -> None:
+    def _is_of(self, model: QueueModel, queue: Queue) -> bool:
+        assert isinstance(model.topic, TopicModel)
+        return self._world.engine.queues._queues.get(model.topic.number) is queue
+
+    def _fits(self, name: str) -> bool | None:
+        """Whether there is room for one more letter; None if that depends on its size."""
+        world, letters = self._world, self._world.topics.find(name)
+        if letters is None:
+            return True
+        config, hold = letters.config, world.hold(letters, 0)
+        if config.discard != "reject" and hold is None:
+            return True
+        if config.cap_bytes:
+            return None
+        state = letters.log.written.expired(config.ttl_ms, world.now, hold)
+        held = sum(config.discard == "reject" or seq > (hold or 0) for seq in state.live)
+        return not config.cap_records or held < config.cap_records
+
+    def _buried(self, topic: TopicModel, seqs: Sequence[int], gone: Sequence[int], *, ends: bool) -> None:
         world, queue = self._world, self.of(topic)
         letters = world.topics.by_name[topic.config.dead_letter or ""]
-        dest = letters.log.written.expired(letters.config.ttl_ms, world.now, world.hold(letters, 0))
-        source = topic.log.written
-        head = world.log(letters).state.head
-        early = [seq for seq in seqs if not (queue.is_exhausted(seq) or (seq in rows and self._ends(queue, rows[seq])))]
-        demand(not early, f"jobs {early} of {topic.name} become letters too early")
-        jobs = [source.live[seq] for seq in seqs]
-        demand(len(jobs) == head - dest.head > 0, f"{head - dest.head} dead letters, and {len(seqs)} jobs to bury")
-        made = self._moved(letters, dest, jobs)
-        for rec, job in zip(made, jobs, strict=True):
-            demand(plain(rec) == plain(job), f"job {job} becomes letter {rec}")
-            found = json.loads(rec.meta or b"{}")
-            told = tuple(found.get(name) for name in STAMPS)
-            demand(told == (topic.name, str(topic.config.max_deliveries), str(job.seq)), f"a letter is stamped {told}")
-            del queue.touched[job.seq]
         hold = world.hold(letters, 0)
+        dest = letters.log.written.expired(letters.config.ttl_ms, world.now, hold)
+        head = world.log(letters).state.head
+        demand(len(gone) == head - dest.head > 0, f"{head - dest.head} dead letters, and {len(gone)} jobs to bury")
+        is_bounded = letters.config.discard == "reject" or hold is not None
+        demand(list(gone) == list(seqs[: len(gone) if is_bounded else None]), f"of {seqs} only {gone} become letters")
+        made = self._moved(letters, dest, len(gone))
+        queue.moved(dict(zip(gone, made, strict=True)), ends=ends)
         letters.log.commit(dest.appended(made, letters.config, hold), world.w, world.log(letters), letters.config)
-        gone = source.without([job.seq for job in jobs])
-        topic.log.commit(gone, world.w, world.log(topic), topic.config)
-        queue.written(world.w)
+        topic.log.commit(topic.log.written.without(gone), world.w, world.log(topic), topic.config)
+        self.written(topic)
         world.trace.meet("a dead letter", len(made))
-        world.trace.meet("a dead letter of a nack", len(made) if rows else 0)
+        world.trace.meet("a dead letter of a nack", len(made) if ends else 0)
 
-    @staticmethod
-    def _ends(queue: QueueModel, row: Delivery) -> bool:
-        return row.node is None and queue.is_last(row.deliveries)
-
-    def _moved(self, topic: TopicModel, state: LogState, recs: Sequence[Rec]) -> list[Rec]:
-        """What was appended to the topic's log, on top of `state`: as many records as these."""
+    def _moved(self, topic: TopicModel, state: LogState, count: int) -> list[Rec]:
+        """The records that were appended to the topic's log, on top of `state`."""
         log, ts = self._world.log(topic), max(self._world.now, state.last_ts)
         found = []
-        for seq in range(state.head + 1, state.head + 1 + len(recs)):
+        for seq in range(state.head + 1, state.head + 1 + count):
             block = log.blocks.records(seq)
             assert isinstance(block, Block)
             found.append(read(block, seq - block.base_seq))
@@ -251,63 +265,41 @@ class Queues:
 
     def prune(self, synced: int) -> None:
         """See Topics."""
-        for queue in self.models.values():
-            prune(queue.history, synced)
+        for history in self._histories.values():
+            prune(history, synced)
 
     def back(self, w: int) -> None:
         """After a crash: the leases that were on the disk then, and no others."""
         world = self._world
         there = {topic.number: topic for topic in world.topics.by_name.values()}
         self.models = {number: queue for number, queue in self.models.items() if there.get(number) is queue.topic}
-        for queue in self.models.values():
-            rows = back(queue.history, w)
-            queue.gone, queue.due, queue.loaded = {}, set(), False
-            world.trace.meet("a lease over a restart", sum(job.lease is not None for job in rows.values()))
-            queue.touched = dict(rows)
+        self._histories = {number: self._histories[number] for number in self.models}
+        for number, queue in self.models.items():
+            queue.restarted(back(self._histories[number], w))
+            world.trace.meet("a lease over a restart", len(queue.leases))
 
     def check(self) -> None:
-        """The counters of all queues."""
+        """The counters and jobs of all queues."""
         world = self._world
+        held = 0
         for topic in world.visible():
             if topic.config.type == "queue":
-                queue = self._begin(topic)
-                found = world.engine.queues.counters(topic.name)
-                held = sum(job.lease is not None for job in queue.touched.values())
-                demand(found.in_flight == held, f"{found.in_flight} jobs of {topic.name} are in flight, not {held}")
-                free = len(queue.claimable())
-                demand(found.ready == free, f"{found.ready} jobs of {topic.name} are ready, not {free}")
-                spent = sum(queue.is_exhausted(seq) for seq in queue.touched)
-                demand(found.exhausted == spent, f"{found.exhausted} jobs of {topic.name} are exhausted, not {spent}")
-                self._check_lists(
-                    queue, held=[seq for seq, job in sorted(queue.touched.items()) if job.lease is not None]
+                queue = self.begin(topic)
+                queue.check(
+                    world.engine.queues.counters(topic.name), lambda state, topic=topic: self._list(topic, state)
                 )
+                held += sum(job.lease is not None for job in queue.touched.values())
+                due, soonest = world.engine.queues.next_due(topic.name), queue.soonest
+                demand(due is None or due > world.now, f"{topic.name} has been due since {due}")
+                demand(soonest is None or (due is not None and due <= soonest), f"{topic.name} is due only at {due}")
+        found = world.engine.queues.leases_in_flight
+        demand(found == held, f"{found} leases are in flight, not {held}")
 
-    def _check_lists(self, queue: QueueModel, held: list[int]) -> None:
-        """Every job that readers see is listed once, as what it is."""
-        topic = queue.topic
-        ready, flying, delayed, exhausted = [self._list(topic, state) for state in _STATES]
-        seen = [seq for seq in topic.log.written.live if seq <= topic.log.view.head]
-        free, spent = queue.claimable(), [seq for seq in topic.log.written.live if queue.is_exhausted(seq)]
-        demand(flying == held, f"the jobs {flying} of {topic.name} are listed as in flight, not {held}")
-        listed = sorted((*ready, *flying, *delayed, *exhausted))
-        demand(listed == seen, f"{ready}, {flying}, {delayed}, {exhausted} are listed, not {seen}")
-        demand(ready == free, f"{ready} are listed as ready, and {free} are free")
-        demand(exhausted == spent, f"{exhausted} are listed as exhausted, and {spent} are")
-
-    def _list(self, topic: TopicModel, state: JobState) -> list[int]:
-        found: list[int] = []
+    def _list(self, topic: TopicModel, state: JobState) -> Iterator[JobView]:
         after: int | None = 0
         while after is not None:
             request = ListJobsRequest(topic=topic.name, state=state, after=after, limit=3)
             page = self._world.engine.queues.jobs(request)
-            found += [job.block.base_seq + job.position for job in page.jobs]
+            demand(len(page.jobs) == 3 or page.next_after is None, "a page of jobs ends for no reason")
+            yield from page.jobs
             after = page.next_after
-        return found
-
-    def _begin(self, topic: TopicModel) -> QueueModel:
-        world, queue = self._world, self.of(topic)
-        world.look(topic)
-        expired = sum(job.lease is not None and world.now > job.lease.deadline for job in queue.touched.values())
-        world.trace.meet("a lease that expired", expired)
-        queue.refresh(world.now)
-        return queue

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from simulation.oracle.routers import read
 from simulation.oracle.topics import TopicModel
-from support.log_model import LogState, Rec, demand, matches
+from support.log_model import LogState, Rec, demand, matches, read
 from topics_service.engine.model import DiffReply, DiffRequest, Slice, TagMatch
 from topics_service.storage.block import Block
 

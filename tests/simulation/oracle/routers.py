@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simulation.oracle.topics import History, TopicModel, back, keep, prune
-from support.log_model import LogState, Rec, demand, matches
+from support.log_model import LogState, Rec, demand, matches, read
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.router.hops import MAX_HOPS, Hops
 from topics_service.engine.router.router import PutRouterRequest, Router, RouterConfig
@@ -202,12 +202,6 @@ class Routers:
     def _stand(self, name: str, standing: Standing) -> None:
         self.standing = {**self.standing, name: standing}
         keep(self.history, self._world.w, self.standing)
-
-
-def read(block: Block, i: int) -> Rec:
-    """The record at a position of a block."""
-    meta, tag, node = (None if column is None else column[i] for column in (block.metas, block.tags, block.nodes))
-    return Rec(block.base_seq + i, block.ts_at(i), block.record_data(i), meta, tag, node)
 
 
 def _passes(config: RouterConfig, rec: Rec) -> bool:
