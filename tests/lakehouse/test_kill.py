@@ -3,14 +3,13 @@
 import json
 import random
 import signal
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.lake_child import environment, run
+from support.lake_child import Children
 from support.lake_runs import follow
 from support.lake_truth import Lake
 from support.spark import Server, fill, put_topic, rows
@@ -19,6 +18,12 @@ from topics_lakehouse.config import load
 
 _STEPS = ["files", "written", "errors", "gaps", "committed", "round"]
 _SCHEMA = "id bigint, amount double"
+
+
+@pytest.fixture(scope="module")
+def children() -> Iterator[Children]:
+    with Children() as running:
+        yield running
 
 
 def _data(i: int) -> bytes:
@@ -49,14 +54,14 @@ def _check(connection: Connection, lake: Lake, topic: str) -> None:
 
 @pytest.mark.parametrize(("step", "nth"), [*((step, 1) for step in _STEPS), ("files", 2), ("committed", 2)])
 def test_a_kill_at_each_step_of_the_saga(
-    server: Server, connection: Connection, tmp_path: Path, step: str, nth: int
+    server: Server, connection: Connection, children: Children, tmp_path: Path, step: str, nth: int
 ) -> None:
     topic = f"saga-{step}-{nth}"
     put_topic(connection, topic, partitions=2, cap_records=1500)
     for partition in (0, 1):
         fill(connection, topic, 2000, data=_data, partition=partition)
     overrides = _overrides(server, tmp_path, topic, max_records_per_round=1800)
-    assert run(overrides, step, nth) == -signal.SIGKILL
+    assert children.run(overrides, step, nth) == -signal.SIGKILL
     for partition in (0, 1):  # what was read but not committed may be gone when it is wanted again
         fill(connection, topic, 500, first=2000, data=_data, partition=partition)
     config = load(None, overrides)
@@ -67,36 +72,32 @@ def test_a_kill_at_each_step_of_the_saga(
 @pytest.mark.parametrize("moment", ["catalog-before", "catalog-after"])
 @pytest.mark.parametrize("nth", range(1, 5))  # errors, gaps, records; errors of the next round
 def test_a_kill_on_either_side_of_each_commit(
-    server: Server, connection: Connection, tmp_path: Path, moment: str, nth: int
+    server: Server, connection: Connection, children: Children, tmp_path: Path, moment: str, nth: int
 ) -> None:
     topic = f"{moment}-{nth}"
     put_topic(connection, topic, cap_records=3000)
     fill(connection, topic, 4000, data=_data)
     overrides = _overrides(server, tmp_path, topic, max_records_per_round=1000)
-    assert run(overrides, moment, nth) == -signal.SIGKILL
+    assert children.run(overrides, moment, nth) == -signal.SIGKILL
     fill(connection, topic, 1000, first=4000, data=_data)
     config = load(None, overrides)
     follow(config)
     _check(connection, Lake(config), topic)
 
 
-def test_kills_again_and_again_at_any_moment(server: Server, connection: Connection, tmp_path: Path) -> None:
+def test_kills_again_and_again_at_any_moment(
+    server: Server, connection: Connection, children: Children, tmp_path: Path
+) -> None:
     """Each process follows a topic that grows, and is killed after a random time."""
     put_topic(connection, "often", partitions=2, cap_records=20_000)
     overrides = _overrides(server, tmp_path, "often", max_records_per_round=300)
-    command = [sys.executable, "-m", "support.lake_child", json.dumps([overrides, "never", 0])]
     chance = random.Random(8)
     done = 0
     for _ in range(5):
         for partition in (0, 1):
             fill(connection, "often", 1500, first=done, data=_data, partition=partition)
         done += 1500
-        child = subprocess.Popen(command, env=environment())
-        try:
-            child.wait(1.2 + chance.random())
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait(10)
+        children.run(overrides, "never", seconds=chance.random())
     config = load(None, {**overrides, "max_records_per_round": 5000})
     follow(config)
     _check(connection, Lake(config), "often")
