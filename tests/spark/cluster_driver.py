@@ -1,5 +1,6 @@
-"""The driver of test_cluster.py: `cluster_driver.py MASTER URL DIRECTORY STEP…`. What each step found is a JSON object
-on a line of stdout. The steps with topic `source`:
+"""The driver of test_cluster.py: `cluster_driver.py MASTER URL DIRECTORY`.
+
+Each line of stdin names a step, and each result is a line of stdout, a JSON object. The steps with topic `source`:
 
 - `read` it, and where;
 - `copy` it to topic `copy`;
@@ -19,7 +20,6 @@ from typing import Any
 TASKS = 4
 STOP_AT = 2000  # rows into a task
 CHUNK = 100
-QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def say(**found: Any) -> None:
@@ -65,8 +65,7 @@ def session(master: str, directory: str) -> Any:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
         .config("spark.driver.memory", "512m")
-        .config("spark.driver.extraJavaOptions", QUICK_START)
-        .config("spark.executor.extraJavaOptions", QUICK_START)
+        .config("spark.executor.extraJavaOptions", os.environ["SPARK_SUBMIT_OPTS"])
         .config("spark.executor.memory", "600m")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
@@ -87,7 +86,7 @@ def write(frame: Any, url: str, topic: str) -> None:
 
 
 def main() -> None:
-    master, url, directory, *steps = sys.argv[1:]
+    master, url, directory = sys.argv[1:]
     from pyspark.sql.functions import udf
 
     from topics_lakehouse.config import load
@@ -96,31 +95,32 @@ def main() -> None:
 
     spark = session(master, directory)
     reading = spark.read.format("topics").option("url", url).option("subscribe", "source")
-    source = reading.option("minPartitions", str(TASKS)).load()
-    if "read" in steps:
-        where = udf(place, "string", useArrow=False)
-        placed = source.selectExpr("seq", "spark_partition_id() as task").withColumn("executor", where())
-        counted = placed.groupBy("task", "executor").count().collect()
-        say(step="read", tasks=[[row["task"], row["executor"], row["count"]] for row in counted])
-    if "copy" in steps:
-        write(source.select("tag", "data"), url, "copy")
-        say(step="copy")
-    if "keep" in steps:
-        config = load(
-            overrides={
-                "server": url,
-                "warehouse": f"{directory}/lake",
-                "topics": [{"name": "source", "table": "kept"}],
-                "task_records": 3000,
-            }
-        )
-        pipeline = Pipeline(config, SparkRunner(spark))
-        say(step="keep", done=pipeline.once(), records=pipeline.metrics.records)
-        pipeline.close()
-    if "slow" in steps:
-        slow = udf(stopping(directory), "binary", useArrow=False)
-        write(source.select("tag", slow("data").alias("data")), url, "slow")
-        say(step="slow")
+    for step in map(str.strip, sys.stdin):
+        source = reading.option("minPartitions", str(TASKS)).load()
+        if step == "read":
+            where = udf(place, "string", useArrow=False)
+            placed = source.selectExpr("seq", "spark_partition_id() as task").withColumn("executor", where())
+            counted = placed.groupBy("task", "executor").count().collect()
+            say(step="read", tasks=[[row["task"], row["executor"], row["count"]] for row in counted])
+        elif step == "copy":
+            write(source.select("tag", "data"), url, "copy")
+            say(step="copy")
+        elif step == "keep":
+            config = load(
+                overrides={
+                    "server": url,
+                    "warehouse": f"{directory}/lake",
+                    "topics": [{"name": "source", "table": "kept"}],
+                    "task_records": 3000,
+                }
+            )
+            pipeline = Pipeline(config, SparkRunner(spark))
+            say(step="keep", done=pipeline.once(), records=pipeline.metrics.records)
+            pipeline.close()
+        elif step == "slow":
+            slow = udf(stopping(directory), "binary", useArrow=False)
+            write(source.select("tag", slow("data").alias("data")), url, "slow")
+            say(step="slow")
     spark.stop()
 
 

@@ -29,29 +29,41 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class Driver:
-    """A process of cluster_driver.py that does some steps."""
+    """A process of cluster_driver.py, which does one step after the other."""
 
-    def __init__(self, cluster: Cluster, server: Server, directory: Path, *steps: str) -> None:
+    def __init__(self, cluster: Cluster, server: Server, directory: Path) -> None:
+        self.directory = directory
         self._log = directory / "driver.log"
         with self._log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [*DIE_WITH_US, sys.executable, DRIVER, cluster.master, server.url, directory, *steps],
+                [*DIE_WITH_US, sys.executable, DRIVER, cluster.master, server.url, directory],
                 env=cluster.env,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
                 start_new_session=True,
             )
 
-    def said(self, step: str) -> dict[str, Any]:
-        """What it found in its next step, which has to be this one."""
+    def begin(self, step: str) -> None:
+        """Have it do a step."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{step}\n")
+        self._process.stdin.flush()
+
+    def found(self, step: str) -> dict[str, Any]:
+        """What it found in the step that has begun."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, self._log.read_text(errors="replace")[-4000:]
         found: dict[str, Any] = json.loads(line)
         assert found.pop("step") == step
         return found
+
+    def do(self, step: str) -> dict[str, Any]:
+        """Have it do a step; what it found."""
+        self.begin(step)
+        return self.found(step)
 
     def __enter__(self) -> Self:
         return self
@@ -60,14 +72,22 @@ class Driver:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(10)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     need_java()
     with Cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def driver(cluster: Cluster, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """One for all tests: a session starts three JVMs."""
+    with Driver(cluster, server, tmp_path_factory.mktemp("driver")) as running:
         yield running
 
 
@@ -92,22 +112,21 @@ def as_written(records: list[Row]) -> Counter[tuple[str | None, bytes]]:
 
 
 def test_executors_read_write_and_keep(
-    cluster: Cluster, server: Server, source: list[Row], connection: Connection, tmp_path: Path
+    driver: Driver, server: Server, source: list[Row], connection: Connection
 ) -> None:
-    with Driver(cluster, server, tmp_path, "read", "copy", "keep") as driver:
-        tasks = driver.said("read")["tasks"]
-        assert sum(count for _, _, count in tasks) == RECORDS
-        assert len({task for task, _, _ in tasks}) >= 4
-        assert len({executor for _, executor, _ in tasks}) == 2
+    tasks = driver.do("read")["tasks"]
+    assert sum(count for _, _, count in tasks) == RECORDS
+    assert len({task for task, _, _ in tasks}) >= 4
+    assert len({executor for _, executor, _ in tasks}) == 2
 
-        driver.said("copy")
-        assert as_written(rows(connection, "copy")) == as_written(source)
+    driver.do("copy")
+    assert as_written(rows(connection, "copy")) == as_written(source)
 
-        assert driver.said("keep") == {"done": True, "records": RECORDS}
+    assert driver.do("keep") == {"done": True, "records": RECORDS}
     config = load(
         overrides={
             "server": server.url,
-            "warehouse": str(tmp_path / "lake"),
+            "warehouse": str(driver.directory / "lake"),
             "topics": [{"name": "source", "table": "kept"}],
         }
     )
@@ -116,15 +135,13 @@ def test_executors_read_write_and_keep(
     assert kept == [{"seq": row.seq, "tag": row.tag, "data": row.data} for row in source]
 
 
-def test_executor_dies_in_the_middle_of_a_write(
-    cluster: Cluster, server: Server, source: list[Row], connection: Connection, tmp_path: Path
-) -> None:
-    with Driver(cluster, server, tmp_path, "slow") as driver:
-        poll(lambda: len(list(tmp_path.glob("stopped-?"))) == 2, 150, "two tasks that stand still")
-        poll(lambda: 0 < written(connection, "slow") < RECORDS, 30, "records of a write that is not done")
-        executors = {int(mark.read_text()) for mark in tmp_path.glob("stopped-?")}
-        assert len(executors) == 2
-        os.kill(min(executors), signal.SIGKILL)
-        (tmp_path / "go").touch()
-        driver.said("slow")
+def test_executor_dies_in_the_middle_of_a_write(driver: Driver, source: list[Row], connection: Connection) -> None:
+    driver.begin("slow")
+    poll(lambda: len(list(driver.directory.glob("stopped-?"))) == 2, 150, "two tasks that stand still")
+    poll(lambda: 0 < written(connection, "slow") < RECORDS, 30, "records of a write that is not done")
+    executors = {int(mark.read_text()) for mark in driver.directory.glob("stopped-?")}
+    assert len(executors) == 2
+    os.kill(min(executors), signal.SIGKILL)
+    (driver.directory / "go").touch()
+    driver.found("slow")
     assert as_written(rows(connection, "slow")) == as_written(source)

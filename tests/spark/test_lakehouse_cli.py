@@ -21,7 +21,7 @@ from topics_lakehouse.config import load
 def folder(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where `lakehouse.toml` is, which is about the topic `cli`."""
     need_java()
-    for name in ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"):
+    for name in ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP", "SPARK_SUBMIT_OPTS"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
     environment()
     (tmp_path / "lakehouse.toml").write_text(
@@ -69,7 +69,8 @@ def test_from_a_topic_to_an_answer(server: Server, connection: Connection, folde
 
     running = _topics(folder, "run", "--json", "--master", "local[2]")
     try:
-        poll(lambda: len(lake.records("cli")) == 20_005, 90, "the records of the second partition in the table")
+        what = "the records of the second partition in the table"
+        poll(lambda: len(lake.records("cli")) == 20_005, 90, what, pause=0.3)
     finally:
         running.send_signal(signal.SIGTERM)
         out, _ = running.communicate(timeout=60)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.lake_child import environment
+from support.lake_child import environment as child_environment
 from support.lake_runs import settings
 from support.lake_truth import Lake
-from support.spark import Server, fill, need_java, put_topic, rows
+from support.spark import Server, environment, fill, need_java, put_topic, rows
 from support.waiting import poll
 from topics_client.connection import Connection
 from topics_lakehouse import runner
@@ -160,7 +160,8 @@ def _write_settings(folder: Path, server: Server, topic: str) -> Path:
 
 
 def _submitted(folder: Path, *command: str) -> "subprocess.Popen[bytes]":
-    env = {**environment(), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment()
+    env = child_environment()
     with (folder / "job.log").open("wb") as log:
         return subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=log)
 
@@ -173,9 +174,9 @@ def test_the_program_runs_until_it_is_told_to_end(server: Server, connection: Co
     job = _submitted(tmp_path, sys.executable, "-m", "topics_lakehouse.job", "--config", str(file))
     config = settings(server, tmp_path / "lake", "job")
     try:
-        poll(lambda: _rows_there(config, "job") == 1000, 180, (tmp_path / "job.log").read_text())
+        poll(lambda: _rows_there(config, "job") == 1000, 180, (tmp_path / "job.log").read_text(), pause=0.3)
         fill(connection, "job", 1000)
-        poll(lambda: _rows_there(config, "job") == 2000, 30)
+        poll(lambda: _rows_there(config, "job") == 2000, 30, pause=0.3)
         job.send_signal(signal.SIGTERM)
         assert job.wait(60) == 0, (tmp_path / "job.log").read_text()
     finally:

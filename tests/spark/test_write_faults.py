@@ -15,6 +15,7 @@ from spark.write_faults_jobs import FILES, LINES, ROWS
 from support.spark import Server, environment, need_java
 from support.spark import rows as stored_rows
 from support.waiting import poll
+from topics_client.connection import Connection
 from topics_client.errors import NotFoundError
 from topics_proto.v1 import topics_service_pb2 as pb
 
@@ -60,13 +61,12 @@ def job(name: str, url: str, directory: Path) -> Iterator[Job]:
         made.kill()
 
 
-def stored(server: Server, topic: str) -> int:
-    with server.connect() as connection:
-        try:
-            asked = pb.GetTopicRequest(topic=topic)
-            return connection.unary(connection.topics.GetTopic, asked, repeatable=True).state.head_seq
-        except NotFoundError:
-            return 0
+def stored(connection: Connection, topic: str) -> int:
+    try:
+        asked = pb.GetTopicRequest(topic=topic)
+        return connection.unary(connection.topics.GetTopic, asked, repeatable=True).state.head_seq
+    except NotFoundError:
+        return 0
 
 
 def texts(server: Server, topic: str) -> list[str]:
@@ -93,8 +93,9 @@ def fill(directory: Path) -> list[str]:
 def test_a_streaming_query_that_is_killed(tmp_path: Path) -> None:
     lines = fill(tmp_path)
     with Server(tmp_path / "server") as server:
-        with job("stream", server.url, tmp_path) as first:
-            poll(lambda: stored(server, "stream") > LINES + LINES // 4 or not first.running, SECONDS)
+        with server.connect() as connection, job("stream", server.url, tmp_path) as first:
+            some = LINES + LINES // 4
+            poll(lambda: stored(connection, "stream") > some or not first.running, SECONDS, pause=0.03)
             first.kill()
         with job("stream", server.url, tmp_path) as second:
             second.wait()

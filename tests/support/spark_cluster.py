@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from support.server import DIE_WITH_US
+from support.spark import QUICK_START
 from support.waiting import poll
 
 ROOT = Path(__file__).parents[2]
-QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _START_SECONDS = 90.0
 
 
@@ -51,6 +51,7 @@ class Cluster:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": QUICK_START,
+            "SPARK_SUBMIT_OPTS": QUICK_START,
             "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
         }
 
@@ -73,7 +74,8 @@ class Cluster:
                 "--webui-port",
                 str(self._web),
             )
-            poll(lambda: self._answers(0), _START_SECONDS, "the master")  # a worker that comes first waits for long
+            # A worker that comes before the master waits for long.
+            poll(lambda: self._answers(0), _START_SECONDS, "the master", pause=0.1)
             for i in range(self._count):
                 work = self._directory / f"worker-{i}"
                 resources = ["--cores", "1", "--memory", "1g", "--webui-port", str(_free_port())]
@@ -87,7 +89,7 @@ class Cluster:
                     str(work),
                     self.master,
                 )
-            poll(lambda: self._answers(self._count), _START_SECONDS, "the workers")
+            poll(lambda: self._answers(self._count), _START_SECONDS, "the workers", pause=0.1)
         except BaseException:
             self.__exit__()
             raise

@@ -7,8 +7,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def poll(condition: Callable[[], T], seconds: float = 20.0, what: str = "") -> T:
-    """Call `condition` until it gives something true; AssertionError after `seconds`."""
+def poll(condition: Callable[[], T], seconds: float = 20.0, what: str = "", *, pause: float = 0.01) -> T:
+    """Call `condition` until it gives something true; AssertionError after `seconds`.
+
+    A condition that costs much to check takes a longer `pause`.
+    """
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
@@ -16,4 +19,4 @@ def poll(condition: Callable[[], T], seconds: float = 20.0, what: str = "") -> T
             return value
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {what or condition} (last: {value!r})")
-        time.sleep(0.01)
+        time.sleep(pause)
