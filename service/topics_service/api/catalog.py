@@ -106,4 +106,4 @@ class CatalogView:
         self._by_id[uuid_of(topic.identity.topic_id)] = topic
 
     def _load(self) -> None:
-        self._by_id = {uuid_of(topic.identity.topic_id): topic for topic in self._catalog.topics.values()}
+        self._by_id = {uuid_of(topic.topic_id): topic for topic in self._catalog.each()}

@@ -1,6 +1,6 @@
 """The catalog of topics: by name, as rows, and with the moment at which each becomes visible."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 from sortedcontainers import SortedDict
@@ -59,6 +59,10 @@ class Catalog:
     def __len__(self) -> int:
         return len(self.topics)
 
+    def each(self) -> Iterable[Topic]:
+        """All topics, in no order."""
+        return dict.values(self.topics)
+
     def find(self, name: str) -> Topic | None:
         """Return the topic, even while its creation waits for an fsync."""
         topic: Topic | None = self.topics.get(name)
@@ -87,7 +91,7 @@ class Catalog:
     def load(self, topic: Topic) -> None:
         """Add a topic that recovery found."""
         self.topics[topic.name] = topic
-        self._logs += len(topic.logs)
+        self._logs += topic.partition_count
         self.counts.add(topic.config)
 
     def has_room_for(self, count: int) -> bool:

@@ -62,6 +62,7 @@ from topics_service.storage.store import Family, Store
 
 _PURGE_ROWS = 1000
 _TTL_LOGS_A_SWEEP = 1000
+_OPENED = 10  # logs that could be examined while a dormant topic is opened
 _LOGS_A_SLICE = 1000
 _LOGS_A_PAGE = 10_000  # of a list of topics: 10 ms
 
@@ -142,7 +143,7 @@ class Engine:
             self.recovered = done
             yield done
         self.routers.load(recovery.routers(self.writer.store, self.catalog.topics))
-        self.groups.load(recovery.groups(self.writer.store, self.catalog.topics.values()))
+        self.groups.load(recovery.groups(self.writer.store, self.catalog.each()))
         self.queues.recover()
         self.recovered = 1.0
 
@@ -176,7 +177,8 @@ class Engine:
     def close(self) -> None:
         """Mark the directory as cleanly closed (unless the server is read-only). The caller closes the store."""
         if self.writer.failure is None and self.recovered == 1.0:
-            recovery.close(self.writer, (log for topic in self.catalog.topics.values() for log in topic.logs))
+            used = (topic for topic in self.catalog.each() if not topic.is_dormant)
+            recovery.close(self.writer, (log for topic in used for log in topic.logs))
 
     def ready(self) -> ReadyState:
         """Return the readiness: whether the engine takes work, and the reason if not."""
@@ -261,7 +263,7 @@ class Engine:
             topic = self.catalog.topics[name]
             if self.catalog.unsynced(topic):
                 continue
-            logs += len(topic.logs)
+            logs += topic.partition_count
             if len(page) == request.page_size or (page and logs > _LOGS_A_PAGE):
                 return ListTopicsReply(topics=page, next_after=page[-1].topic)
             if request.touch:
@@ -484,8 +486,9 @@ class Engine:
         topics, examined = self.catalog.topics, 0
         for name in topics.irange(minimum=self._ttl_cursor, inclusive=(False, True)):
             self._ttl_cursor, topic = name, topics[name]
-            examined += len(topic.logs)
+            examined += topic.partition_count
             if topic.config.ttl_ms:
+                examined += _OPENED * topic.is_dormant
                 for log in topic.logs:
                     log.visible(topic.config, now)
                     if log.has_expired:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from copy import copy
+from typing import Final
 
 from topics_service.engine import idempotency, retention, snapshot, tags
 from topics_service.engine.blocks import BlockCache, LogBlocks
@@ -20,6 +21,9 @@ from topics_service.storage.store import Family, Store, WriteBatch
 CEILING_STEP = 1 << 14
 BLOCK_BYTES = 1 << 20
 """A larger append becomes several blocks, which are encoded, compacted and read one at a time."""
+_NO_CHANGES: Final = deque[
+    tuple[int, Snapshot]
+]()  # never changed: most logs are idle, and an empty deque has 600 bytes
 _LARGE_APPEND = 1000  # records, beyond which the ceiling is raised further than by a step
 _ROWS_OF_A_LOG = (
     Family.BLOCKS, Family.TAGS, Family.DELETES, Family.GAPS, Family.IDEMPOTENCY,
@@ -74,8 +78,8 @@ class Log:
         self.ceiling = ceiling
         self._reserved = ceiling
         self._reserved_ticket = 0
-        self._pending: deque[tuple[int, Snapshot]] = deque()
-        self._parked: set[Callable[[], None]] = set()
+        self._pending = _NO_CHANGES
+        self._parked: set[Callable[[], None]] | None = None
         self._durable_head = state.head
         self._asked: tuple[int, int] | None = None  # the requested ticket, and the head it covers
         self.hold: int | None = None  # retention keeps records above it, for groups that have not acked
@@ -129,15 +133,19 @@ class Log:
 
     def park(self, wake: Callable[[], None]) -> None:
         """Call `wake` when records become visible or the log is deleted, until `leave(wake)`."""
-        self._parked.add(wake)
+        if self._parked is None:
+            self._parked = {wake}
+        else:
+            self._parked.add(wake)
 
     def leave(self, wake: Callable[[], None]) -> None:
         """Undo `park`."""
-        self._parked.discard(wake)
+        if self._parked is not None:
+            self._parked.discard(wake)
 
     def wake_all(self) -> None:
         """Wake all waiters for a change."""
-        for wake in list(self._parked):
+        for wake in list(self._parked or ()):
             wake()
 
     # ----------------------------------------------------------------- writes
@@ -413,6 +421,8 @@ class Log:
             self._writer.promote_with(self.log_id, self._promote)
             self._writer.request_sync(ticket)
         if change.hold or change.config.durability == "fsync" or self._pending:
+            if self._pending is _NO_CHANGES:
+                self._pending = deque()
             self._pending.append((ticket, s))
             self._writer.promote_with(self.log_id, self._promote)
             return ticket
@@ -433,6 +443,8 @@ class Log:
                 announced = s.head  # its waiters are woken now
             self._durable_head = s.head
             self._publish(s)
+        if not self._pending:
+            self._pending = _NO_CHANGES
         if self._reserved_ticket and self._reserved_ticket <= synced:
             self.ceiling, self._reserved_ticket = self._reserved, 0
         if self._asked is not None and self._asked[0] <= synced:

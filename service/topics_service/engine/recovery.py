@@ -9,6 +9,7 @@ import struct
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,6 +18,7 @@ from topics_service.engine.blocks import BlockCache, LogBlocks
 from topics_service.engine.deletes import Chunk, Deletes, decode_chunk
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.log import Log
+from topics_service.engine.model import TopicConfig
 from topics_service.engine.offsets.positions import (
     GroupRow,
     Position,
@@ -28,7 +30,7 @@ from topics_service.engine.offsets.positions import decode_row as decode_group
 from topics_service.engine.router.router import RouterRow, cursor_key, decode_cursor
 from topics_service.engine.router.router import decode_row as decode_router
 from topics_service.engine.snapshot import Gap, Snapshot
-from topics_service.engine.topic import Topic, decode_row
+from topics_service.engine.topic import StoredTopic, Topic, TopicRow, decode_row
 from topics_service.engine.writer import Writer
 from topics_service.storage import keys
 from topics_service.storage.store import Family, Store, StoreOpenError, WriteBatch
@@ -36,6 +38,18 @@ from topics_service.storage.store import Family, Store, StoreOpenError, WriteBat
 _BOOT_KEY = b"boot"
 _CLEAN = b"clean"
 _ALL = (b"", b"\xff" * 16)
+_NO_CEILING = keys.u64(0)
+_DAMAGE = (TopicsError, ValueError, struct.error, msgspec.MsgspecError)
+
+
+class RowWithRawConfig(TopicRow, kw_only=True, array_like=True):
+    """The catalog row of a topic with its config undecoded: most topics have the same few configs."""
+
+    config: msgspec.Raw  # type: ignore[assignment]
+
+
+_decode_row = msgspec.msgpack.Decoder(RowWithRawConfig).decode
+_decode_config = msgspec.msgpack.Decoder(TopicConfig).decode
 
 
 def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iterator[tuple[Topic, float]]:
@@ -46,44 +60,107 @@ def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iter
     Raises StoreOpenError, naming the row, when the catalog or a log's state is damaged.
     """
     store = writer.store
-    ended = store.get(Family.META, _BOOT_KEY)
-    unclean = ended not in (None, _CLEAN)
-    tail_lost = unclean and (not boot_id or ended != boot_id.encode())
-    rows = dict(store.scan(Family.LOGS, *_ALL))
-    ceilings = {keys.read_u64(key): keys.read_u64(value) for key, value in store.scan(Family.CEILINGS, *_ALL)}
-    deletes: dict[int, dict[int, Chunk]] = {}
-    for log_id, number, value in _pairs(store, Family.DELETES):
-        with _refuse_damage(f"the delete bitmap {number} of log {log_id}"):
-            deletes.setdefault(log_id, {})[number] = decode_chunk(value)
-    gaps: dict[int, list[Gap]] = {}
-    for log_id, start, value in _pairs(store, Family.GAPS):
-        with _refuse_damage(f"the gap at {start} of log {log_id}"):
-            gaps.setdefault(log_id, []).append(Gap.of_row(start, value))
     batch = writer.begin()
+    logs = _Logs(writer, memory, cache, boot_id, batch)
+    open_log = logs.open  # one object for all topics
     batch.put(Family.META, _BOOT_KEY, boot_id.encode())
     topics = list(store.scan(Family.TOPICS, *_ALL))
+    configs: dict[bytes, TopicConfig] = {}
     for position, (key, value) in enumerate(topics):
         number = keys.read_u64(key)
-        with _refuse_damage(f"the catalog row {number}"):
-            row = decode_row(value)
-        logs = []
-        for log_id in row.log_ids:
-            s = _state(row.name, rows.get(keys.u64(log_id)))
-            s.deletes = Deletes(deletes.get(log_id))
-            s.gaps = tuple(gaps.get(log_id, ()))
-            ceiling = ceilings.get(log_id, 0)
-            in_memory = bool(s.volatile_from) or (unclean and row.config.durability == "ephemeral")
-            if in_memory or (tail_lost and row.config.durability != "fsync" and ceiling > s.head):
-                with _refuse_damage(f'topic "{row.name}"'):
-                    blocks = LogBlocks(log_id, cache, store, memory)
-                    lose(s, blocks, log_id, s.volatile_from or s.head + 1, ceiling, batch)
-            writer.total_records += s.count
-            writer.total_bytes += s.bytes
-            logs.append(Log(log_id, writer, memory, cache, s, ceiling))
-        yield Topic(number, row, logs), position / len(topics)
+        try:
+            row = _decode_row(value)
+            if not row.log_ids:
+                raise ValueError("it has no partition")
+            raw = bytes(row.config)
+            config = configs.get(raw)
+            if config is None:
+                config = configs[raw] = _decode_config(raw)
+        except _DAMAGE as error:
+            raise _damaged(f"the catalog row {number}", error) from error
+        found = [logs.recover(row.name, config, log_id) for log_id in row.log_ids]
+        rows, _, ceilings, are_stored = zip(*found, strict=True)
+        if all(are_stored):
+            topic = Topic.dormant(number, row.name, config, StoredTopic(value, open_log, rows, ceilings))
+        else:
+            topic = Topic(number, decode_row(value), list(map(logs.make, row.log_ids, found)))
+        yield topic, position / len(topics)
     writer.commit(batch)
     store.sync()
     writer.on_synced(writer.written)
+
+
+class _Recovered(NamedTuple):
+    """A recovered log: its stored state row, its state, and whether the row and the ceiling are all of it."""
+
+    row: bytes
+    state: Snapshot
+    ceiling: int
+    is_stored: bool
+
+
+class _Logs:
+    """The logs of a data directory, and how it was left. Decisions of recovery go into `batch`."""
+
+    def __init__(self, writer: Writer, memory: Store, cache: BlockCache, boot_id: str, batch: WriteBatch) -> None:
+        self._writer = writer
+        self._memory = memory
+        self._cache = cache
+        self._batch = batch
+        store = writer.store
+        ended = store.get(Family.META, _BOOT_KEY)
+        self._is_unclean = ended not in (None, _CLEAN)
+        self._is_tail_lost = self._is_unclean and (not boot_id or ended != boot_id.encode())
+        self._rows = dict(store.scan(Family.LOGS, *_ALL))
+        self._ceilings = dict(store.scan(Family.CEILINGS, *_ALL))
+        self._deletes: dict[int, dict[int, Chunk]] = {}
+        for log_id, number, value in _pairs(store, Family.DELETES):
+            with _refuse_damage(f"the delete bitmap {number} of log {log_id}"):
+                self._deletes.setdefault(log_id, {})[number] = decode_chunk(value)
+        self._gaps: dict[int, list[Gap]] = {}
+        for log_id, start, value in _pairs(store, Family.GAPS):
+            with _refuse_damage(f"the gap at {start} of log {log_id}"):
+                self._gaps.setdefault(log_id, []).append(Gap.of_row(start, value))
+
+    def recover(self, topic: str, config: TopicConfig, log_id: int) -> _Recovered:
+        """Recover a log of the topic, once."""
+        key, is_stored = keys.u64(log_id), True
+        row, ceiling = self._rows.pop(key, None), keys.read_u64(self._ceilings.pop(key, _NO_CEILING))
+        if row is None:
+            raise StoreOpenError(f'the log of topic "{topic}" has no state row')
+        try:
+            s = snapshot.decode(row)
+        except _DAMAGE as error:
+            raise _damaged(f'the state row of topic "{topic}"', error) from error
+        in_memory = bool(s.volatile_from) or (self._is_unclean and config.durability == "ephemeral")
+        if in_memory or (self._is_tail_lost and config.durability != "fsync" and ceiling > s.head):
+            self._complete(log_id, s)
+            with _refuse_damage(f'topic "{topic}"'):
+                blocks = LogBlocks(log_id, self._cache, self._writer.store, self._memory)
+                lose(s, blocks, log_id, s.volatile_from or s.head + 1, ceiling, self._batch)
+            is_stored = False
+        self._writer.total_records += s.count
+        self._writer.total_bytes += s.bytes
+        return _Recovered(row, s, ceiling, is_stored)
+
+    def make(self, log_id: int, found: _Recovered) -> Log:
+        """The log as it was recovered."""
+        if found.is_stored:
+            self._complete(log_id, found.state)
+        return Log(log_id, self._writer, self._memory, self._cache, found.state, found.ceiling)
+
+    def open(self, log_id: int, row: bytes, ceiling: int) -> Log:
+        """The log from its stored state, once."""
+        s = snapshot.decode(row)
+        self._complete(log_id, s)
+        return Log(log_id, self._writer, self._memory, self._cache, s, ceiling)
+
+    def _complete(self, log_id: int, s: Snapshot) -> None:
+        """Give the state the deletes and the gaps, which have rows of their own."""
+        if log_id in self._deletes:
+            s.deletes = Deletes(self._deletes.pop(log_id))
+        if log_id in self._gaps:
+            s.gaps = tuple(self._gaps.pop(log_id))
 
 
 def routers(store: Store, topics: Container[str]) -> Iterator[tuple[int, RouterRow, int, int]]:
@@ -112,7 +189,6 @@ def groups(
 
     Raises StoreOpenError, naming the row, when one is damaged or is of a group, topic or partition that is not there.
     """
-    by_number = {topic.number: topic for topic in topics}
     found: dict[int, GroupRow] = {}
     names: set[str] = set()
     for key, value in store.scan(Family.GROUPS, *_ALL):
@@ -123,12 +199,13 @@ def groups(
                 if row.name in names:
                     raise ValueError(f'there are two groups "{row.name}"')
                 names.add(row.name)
+    by_number = {topic.number: topic for topic in topics} if found else {}
     positions: dict[int, dict[tuple[Topic, int], Position]] = {}
     for key, value in store.scan(Family.POSITIONS, *_ALL):
         with _refuse_damage(f"the position {key.hex()}"):
             number, epoch, partition = read_position_key(key)
             topic = by_number.get(epoch)
-            if number not in found or topic is None or partition >= len(topic.logs):
+            if number not in found or topic is None or partition >= topic.partition_count:
                 raise ValueError("its group or partition does not exist")
             positions.setdefault(number, {})[topic, partition] = decode_position(value)
     for number, row in found.items():
@@ -185,17 +262,14 @@ def _pairs(store: Store, family: Family) -> Iterator[tuple[int, int, bytes]]:
         yield keys.read_u64(key), keys.read_u64(key, 8), value
 
 
-def _state(topic: str, row: bytes | None) -> Snapshot:
-    if row is None:
-        raise StoreOpenError(f'the log of topic "{topic}" has no state row')
-    with _refuse_damage(f'the state row of topic "{topic}"'):
-        return snapshot.decode(row)
-
-
 @contextmanager
 def _refuse_damage(what: str) -> Iterator[None]:
     """Convert any error of a decoder into a StoreOpenError that names the damaged row."""
     try:
         yield
-    except (TopicsError, ValueError, struct.error, msgspec.MsgspecError) as error:
-        raise StoreOpenError(f"{what} is damaged: {error}") from error
+    except _DAMAGE as error:
+        raise _damaged(what, error) from error
+
+
+def _damaged(what: str, error: Exception) -> StoreOpenError:
+    return StoreOpenError(f"{what} is damaged: {error}")

@@ -72,8 +72,9 @@ class Groups:
             self.index.add(group)
             for (topic, partition), position in positions.items():
                 self.index.put(group, topic, partition, position)
-        for topic in self._catalog.topics.values():
-            self.index.configured(topic)
+        for topic in self._catalog.each():
+            if topic.config.retaining:
+                self.index.configured(topic)
 
     # ------------------------------------------------------------------- groups
 

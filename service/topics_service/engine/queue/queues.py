@@ -177,7 +177,7 @@ class Queues(OpenQueues):
 
     def recover(self) -> None:
         """Schedule queues whose leases may be of exhausted jobs. Call it after the catalog is loaded."""
-        for topic in self.catalog.topics.values():
+        for topic in self.catalog.each():
             if topic.config.type == "queue" and topic.config.leases_durable and delivery_limit(topic.config):
                 self.look(topic, self.clock.now_ms())
 
