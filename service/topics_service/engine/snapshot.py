@@ -4,8 +4,8 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
+from typing import Final, get_args
 
-import msgspec
 from msgspec import Struct
 
 from topics_service.engine.deletes import Deletes
@@ -15,6 +15,7 @@ from topics_service.storage import keys
 _ROW = struct.Struct("<B11Qqq")
 _VERSION = 2
 _ROW_1 = struct.Struct("<B11Qq")  # without `max_ts`
+_REASONS: Final[dict[bytes, GapReason]] = {reason.encode(): reason for reason in get_args(GapReason)}
 _start_of = attrgetter("start")
 _stop_of = attrgetter("stop")
 
@@ -29,7 +30,10 @@ class Gap(Struct, frozen=True):
     @classmethod
     def of_row(cls, start: int, value: bytes) -> "Gap":
         """The gap at `start` from its row. Raises struct.error or ValueError if the value is damaged."""
-        return cls(start, keys.read_u64(value), msgspec.convert(value[8:].decode(), GapReason))
+        stop, reason = keys.read_u64(value), _REASONS.get(value[8:])
+        if reason is None:
+            raise ValueError(f"a gap with the reason {value[8:]!r}")
+        return cls(start, stop, reason)
 
     def row(self, log_id: int) -> tuple[bytes, bytes]:
         """Key and value of its row in Family.GAPS."""
