@@ -142,6 +142,7 @@ class Engine:
             self.catalog.load(topic)
             self.recovered = done
             yield done
+        self.catalog.finish_load()
         self.routers.load(recovery.routers(self.writer.store, self.catalog.topics))
         self.groups.load(recovery.groups(self.writer.store, self.catalog.each()))
         self.queues.recover()

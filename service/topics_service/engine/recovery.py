@@ -9,7 +9,6 @@ import struct
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from typing import NamedTuple
 
 import msgspec
 
@@ -30,7 +29,7 @@ from topics_service.engine.offsets.positions import decode_row as decode_group
 from topics_service.engine.router.router import RouterRow, cursor_key, decode_cursor
 from topics_service.engine.router.router import decode_row as decode_router
 from topics_service.engine.snapshot import Gap, Snapshot
-from topics_service.engine.topic import StoredTopic, Topic, TopicRow, decode_row
+from topics_service.engine.topic import StoredTopic, Topic, TopicRow
 from topics_service.engine.writer import Writer
 from topics_service.storage import keys
 from topics_service.storage.store import Family, Store, StoreOpenError, WriteBatch
@@ -78,25 +77,12 @@ def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iter
                 config = configs[raw] = _decode_config(raw)
         except _DAMAGE as error:
             raise _damaged(f"the catalog row {number}", error) from error
-        found = [logs.recover(row.name, config, log_id) for log_id in row.log_ids]
-        rows, _, ceilings, are_stored = zip(*found, strict=True)
-        if all(are_stored):
-            topic = Topic.dormant(number, row.name, config, StoredTopic(value, open_log, rows, ceilings))
-        else:
-            topic = Topic(number, decode_row(value), list(map(logs.make, row.log_ids, found)))
+        rows, ceilings = zip(*[logs.recover(row.name, config, log_id) for log_id in row.log_ids], strict=True)
+        topic = Topic.dormant(number, row.name, config, StoredTopic(value, open_log, rows, ceilings))
         yield topic, position / len(topics)
     writer.commit(batch)
     store.sync()
     writer.on_synced(writer.written)
-
-
-class _Recovered(NamedTuple):
-    """A recovered log: its stored state row, its state, and whether the row and the ceiling are all of it."""
-
-    row: bytes
-    state: Snapshot
-    ceiling: int
-    is_stored: bool
 
 
 class _Logs:
@@ -113,6 +99,7 @@ class _Logs:
         self._is_tail_lost = self._is_unclean and (not boot_id or ended != boot_id.encode())
         self._rows = dict(store.scan(Family.LOGS, *_ALL))
         self._ceilings = dict(store.scan(Family.CEILINGS, *_ALL))
+        self._changed: dict[int, Snapshot] = {}  # states that recovery has changed
         self._deletes: dict[int, dict[int, Chunk]] = {}
         for log_id, number, value in _pairs(store, Family.DELETES):
             with _refuse_damage(f"the delete bitmap {number} of log {log_id}"):
@@ -122,9 +109,9 @@ class _Logs:
             with _refuse_damage(f"the gap at {start} of log {log_id}"):
                 self._gaps.setdefault(log_id, []).append(Gap.of_row(start, value))
 
-    def recover(self, topic: str, config: TopicConfig, log_id: int) -> _Recovered:
-        """Recover a log of the topic, once."""
-        key, is_stored = keys.u64(log_id), True
+    def recover(self, topic: str, config: TopicConfig, log_id: int) -> tuple[bytes, int]:
+        """Recover a log of the topic, once; return its state row and its ceiling, for `open`."""
+        key = keys.u64(log_id)
         row, ceiling = self._rows.pop(key, None), keys.read_u64(self._ceilings.pop(key, _NO_CEILING))
         if row is None:
             raise StoreOpenError(f'the log of topic "{topic}" has no state row')
@@ -138,21 +125,17 @@ class _Logs:
             with _refuse_damage(f'topic "{topic}"'):
                 blocks = LogBlocks(log_id, self._cache, self._writer.store, self._memory)
                 lose(s, blocks, log_id, s.volatile_from or s.head + 1, ceiling, self._batch)
-            is_stored = False
+            self._changed[log_id] = s
         self._writer.total_records += s.count
         self._writer.total_bytes += s.bytes
-        return _Recovered(row, s, ceiling, is_stored)
-
-    def make(self, log_id: int, found: _Recovered) -> Log:
-        """The log as it was recovered."""
-        if found.is_stored:
-            self._complete(log_id, found.state)
-        return Log(log_id, self._writer, self._memory, self._cache, found.state, found.ceiling)
+        return row, ceiling
 
     def open(self, log_id: int, row: bytes, ceiling: int) -> Log:
-        """The log from its stored state, once."""
-        s = snapshot.decode(row)
-        self._complete(log_id, s)
+        """The log as it was recovered, once."""
+        s = self._changed.pop(log_id, None)
+        if s is None:
+            s = snapshot.decode(row)
+            self._complete(log_id, s)
         return Log(log_id, self._writer, self._memory, self._cache, s, ceiling)
 
     def _complete(self, log_id: int, s: Snapshot) -> None:
