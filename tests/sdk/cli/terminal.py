@@ -47,11 +47,17 @@ class Terminal:
 
     def until(self, pattern: str, seconds: float = _SECONDS) -> None:
         """Read on until the pattern is shown behind what the calls before have waited for."""
+        assert self.shows(pattern, seconds), (pattern, self.shown[self._seen :][-3000:])
+
+    def shows(self, pattern: str, seconds: float) -> bool:
+        """Do as `until`, but return False if it is not shown within a time."""
         deadline = time.monotonic() + seconds
         while not (found := re.compile(pattern, re.DOTALL).search(self.shown, self._seen)):
-            assert time.monotonic() < deadline, (pattern, self.shown[self._seen :][-3000:])
+            if time.monotonic() >= deadline:
+                return False
             self.read(0.1)
         self._seen = found.end()
+        return True
 
     def read(self, seconds: float) -> bool:
         """Take what is there within a time; False if there is nothing."""
