@@ -107,7 +107,7 @@ def test_at_a_terminal(topics: Cli, api: Api, tmp_path: Path) -> None:
         # Tab offers nothing if the server takes more than half a second.
         for _ in range(10):
             shell.type("\t")
-            if shell.shows("-topic ", 3):
+            if shell.shows(r"-topic\S* ", 3):
                 break
         shell.type("-f '{seq}<{value}>'\n")
         shell.until("1<1>.*> ")
