@@ -8,8 +8,10 @@ import pytest
 from engine_support import CrashStore, World, gap
 
 from topics_service.api.catalog import CatalogView, uuid_of
+from topics_service.engine import snapshot
 from topics_service.engine.model import ConfigInput, ListTopicsRequest
 from topics_service.engine.recovery import RowWithRawConfig
+from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import TopicRow, decode_row
 from topics_service.storage import keys
 from topics_service.storage.store import Family, StoreOpenError
@@ -175,6 +177,15 @@ def test_a_topic_costs_few_calls_at_a_start(world: World) -> None:
         return made
 
     assert (calls(200) - calls(100)) / 100 <= 25
+
+
+def test_the_figures_of_a_state_are_those_that_it_decodes_to() -> None:
+    s = Snapshot(*range(13))
+    row = snapshot.encode(s)
+    for stored in (row, b"\x01" + row[1:-8]):
+        decoded = snapshot.decode(stored)
+        assert snapshot.figures(stored) == (decoded.head, decoded.count, decoded.bytes, decoded.volatile_from)
+        assert (decoded.head, decoded.volatile_from) == (s.head, s.volatile_from)
 
 
 def test_rows_decode_with_the_config_raw_as_with_it() -> None:

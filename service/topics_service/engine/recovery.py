@@ -116,18 +116,19 @@ class _Logs:
         if row is None:
             raise StoreOpenError(f'the log of topic "{topic}" has no state row')
         try:
-            s = snapshot.decode(row)
+            head, count, nbytes, volatile_from = snapshot.figures(row)
         except _DAMAGE as error:
             raise _damaged(f'the state row of topic "{topic}"', error) from error
-        in_memory = bool(s.volatile_from) or (self._is_unclean and config.durability == "ephemeral")
-        if in_memory or (self._is_tail_lost and config.durability != "fsync" and ceiling > s.head):
+        in_memory = bool(volatile_from) or (self._is_unclean and config.durability == "ephemeral")
+        if in_memory or (self._is_tail_lost and config.durability != "fsync" and ceiling > head):
+            s = self._changed[log_id] = snapshot.decode(row)
             self._complete(log_id, s)
             with _refuse_damage(f'topic "{topic}"'):
                 blocks = LogBlocks(log_id, self._cache, self._writer.store, self._memory)
-                lose(s, blocks, log_id, s.volatile_from or s.head + 1, ceiling, self._batch)
-            self._changed[log_id] = s
-        self._writer.total_records += s.count
-        self._writer.total_bytes += s.bytes
+                lose(s, blocks, log_id, volatile_from or head + 1, ceiling, self._batch)
+            count, nbytes = s.count, s.bytes
+        self._writer.total_records += count
+        self._writer.total_bytes += nbytes
         return row, ceiling
 
     def open(self, log_id: int, row: bytes, ceiling: int) -> Log:

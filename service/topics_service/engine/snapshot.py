@@ -4,7 +4,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from msgspec import Struct
 
@@ -194,6 +194,17 @@ def encode(s: Snapshot) -> bytes:
 
 def decode(row: bytes) -> Snapshot:
     """A snapshot from its stored row. Raises ValueError for a row of another version or length."""
+    return Snapshot(*_fields(row))
+
+
+def figures(row: bytes) -> tuple[int, int, int, int]:
+    """The `head`, `count`, `bytes` and `volatile_from` of a stored row: cheaper than `decode`, which see for errors."""
+    fields = _fields(row)
+    return fields[0], fields[5], fields[6], fields[10]
+
+
+def _fields(row: bytes) -> list[Any]:
+    """The integers of a stored row, which begin those of Snapshot."""
     try:
         version, *fields = (_ROW_1 if row[:1] == b"\x01" else _ROW).unpack(row)
     except struct.error as error:
@@ -202,4 +213,4 @@ def decode(row: bytes) -> Snapshot:
         fields.append(fields[-1])
     elif version != _VERSION:
         raise ValueError(f"log row of version {version}")
-    return Snapshot(*fields)
+    return fields
