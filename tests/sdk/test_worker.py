@@ -158,14 +158,14 @@ def test_a_worker_of_threads_runs_async_handlers_on_one_loop_of_its_own(connecti
             loops.add((asyncio.get_running_loop(), threading.current_thread()))
             await asyncio.sleep(0)
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     Worker(connection, "own-loop", Handler(), until_empty=True).run()
     assert len(loops) == 1
     ((loop, thread),) = loops
     assert thread is not threading.current_thread()
     assert loop.is_closed()
     assert state(connection, "own-loop").count == 0
-    poll(lambda: threading.active_count() <= before, what="threads that ended")
+    poll(lambda: set(threading.enumerate()) <= before, what="threads that ended")
 
 
 async def test_plain_handlers_of_an_async_worker_leave_the_loop_alone(
