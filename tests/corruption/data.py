@@ -70,7 +70,7 @@ def _produce(port: int) -> None:
                 "bootstrap.servers": f"127.0.0.1:{port}",
                 "compression.type": codec,
                 "enable.idempotence": idempotent,
-                "linger.ms": 1000,  # every batch is full, however busy the machine
+                "linger.ms": 60_000,  # every batch is full, however busy the machine; `flush` does not wait for it
                 "batch.num.messages": 100,
             }
         )
