@@ -47,8 +47,8 @@ class RowWithRawConfig(TopicRow, kw_only=True, array_like=True):
     config: msgspec.Raw  # type: ignore[assignment]
 
 
-_decode_row = msgspec.msgpack.Decoder(RowWithRawConfig).decode
-_decode_config = msgspec.msgpack.Decoder(TopicConfig).decode
+decode_catalog_row = msgspec.msgpack.Decoder(RowWithRawConfig).decode
+decode_config = msgspec.msgpack.Decoder(TopicConfig).decode
 
 
 def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iterator[tuple[Topic, float]]:
@@ -68,13 +68,13 @@ def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iter
     for position, (key, value) in enumerate(topics):
         number = keys.read_u64(key)
         try:
-            row = _decode_row(value)
+            row = decode_catalog_row(value)
             if not row.log_ids:
                 raise ValueError("it has no partition")
             raw = bytes(row.config)
             config = configs.get(raw)
             if config is None:
-                config = configs[raw] = _decode_config(raw)
+                config = configs[raw] = decode_config(raw)
         except _DAMAGE as error:
             raise _damaged(f"the catalog row {number}", error) from error
         rows, ceilings = zip(*[logs.recover(row.name, config, log_id) for log_id in row.log_ids], strict=True)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pyroaring import BitMap, BitMap64
 
 from support.kafka_members import Classic, Modern, Topics, World, assignment, settle, subscription
-from topics_service.engine import producers, snapshot
+from topics_service.engine import producers, recovery, snapshot
 from topics_service.engine.deletes import Deletes, decode_chunk
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.idempotency import _ROW as OUTCOME
@@ -51,6 +51,11 @@ _RUNS = [(1, 5, 2), (9, 7, 1)]
 def _deletes() -> list[bytes]:
     marked, _ = Deletes().marked([(1, 10), *((seq, 7) for seq in range(70, 90)), (5000, 3), (70_000, 3)])
     return [marked.encode(number) for number in marked.numbers()]
+
+
+def _topic_at_a_start(value: bytes) -> Any:
+    row = recovery.decode_catalog_row(value)
+    return row, recovery.decode_config(row.config)
 
 
 def _chunk(value: bytes) -> Any:
@@ -98,10 +103,10 @@ _META = b'{"a": {"b":[1]}, "$dead_letter_from":"q","c":"\\u00e9"}'
 TARGETS = (
     Target(
         name="row of a log",
-        decode=snapshot.decode,
+        decode=lambda row: (snapshot.decode(row), snapshot.figures(row)),
         errors=(ValueError,),
         samples=[_STATE, b"\1" + _STATE[1:-8]],
-        covers=(f"{_ENGINE}.snapshot:decode",),
+        covers=(f"{_ENGINE}.snapshot:decode", f"{_ENGINE}.snapshot:_fields"),
     ),
     Target(
         name="row of a topic",
@@ -110,6 +115,13 @@ TARGETS = (
         samples=[_TOPIC.encode()],
         covers=(f"{_ENGINE}.topic",),
         again=TopicRow.encode,
+    ),
+    Target(
+        name="row of a topic at a start",
+        decode=_topic_at_a_start,
+        errors=DAMAGE,
+        samples=[_TOPIC.encode()],
+        covers=(f"{_ENGINE}.recovery",),
     ),
     Target(
         name="delete bitmap",

@@ -30,7 +30,7 @@ def start(broker: Broker, body: dict[str, Any], version: int = 12) -> "asyncio.F
 
 
 def parked(broker: Broker, topic: str = "t") -> int:
-    return sum(len(log._parked) for log in broker.engine.catalog.topics[topic].logs)
+    return sum(len(log._parked or ()) for log in broker.engine.catalog.topics[topic].logs)
 
 
 def partitions(answer: dict[str, Any]) -> list[dict[str, Any]]:
