@@ -17,7 +17,6 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from simulation.disk import Disk
 from simulation.oracle import calls, reading
 from simulation.oracle.queues import Claim
 from simulation.oracle.topics import TopicModel
@@ -49,11 +48,6 @@ class QueueWorld(World):
     """The world of the simulation, in which the disk can stall throughout a call."""
 
     stalls = False
-
-    @property
-    def store(self) -> Disk:
-        """The disk, as the engine's World calls it."""
-        return self.disk
 
     def call(self, what: Callable[[], T], *codes: str) -> T:
         self.disk.is_stalled = self.stalls

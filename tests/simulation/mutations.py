@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from topics_service.engine import idempotency, maintenance, recovery, retention, snapshot
 from topics_service.engine.deletes import Deletes
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.log import Log
 from topics_service.engine.offsets.groups import Groups
 from topics_service.engine.queue import attempts, leases, mover, moves, queues, settlement
@@ -19,8 +20,9 @@ from topics_service.engine.queue.queues import Queues
 from topics_service.engine.queue.schedule import Schedule
 from topics_service.engine.queue.settlement import Settlement
 from topics_service.engine.queue.state import Queue
-from topics_service.engine.router import forwarding
+from topics_service.engine.router import forwarding, routers
 from topics_service.engine.router.forwarding import Forwarding
+from topics_service.engine.router.graph import RouterGraph
 from topics_service.engine.router.router import Router
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.transaction import Transaction
@@ -67,6 +69,16 @@ def _not_skipped(self: Forwarding, router: Router, lost_to: int) -> tuple[int, i
     return 0, 0
 
 
+def _ended(self: Forwarding, *given: Any) -> bool:
+    _advance(self, *given)
+    return False
+
+
+def _none_fits(self: Forwarding, *given: Any) -> tuple[int, TopicsError | None]:
+    _fitting(self, *given)
+    return 0, TopicsError(Reason.TOPIC_FULL, "there is no room")
+
+
 def _granted_to_all(self: Queue, seqs: Any, deliveries: Any) -> None:
     self.jobs.update(zip(seqs, deliveries, strict=True))
     self.free.update(seqs)
@@ -75,7 +87,7 @@ def _granted_to_all(self: Queue, seqs: Any, deliveries: Any) -> None:
 _marked, _sweep, _evict, _expire, _step = Deletes.marked, Queue.sweep, retention.evict, retention.expire, Watch._step
 _merge, _synced, _find, _staged, _close = block.merge, Writer.on_synced, idempotency.find, Log.stage, recovery.close
 _nack, _extend, _reply, _lose = Settlement.nack, Settlement.extend, Settlement._reply, recovery.lose
-_decode_queue = leases.decode_queue
+_decode_queue, _advance, _fitting = leases.decode_queue, Forwarding._advance, Forwarding._fitting
 
 
 def _moved_only_away(tx: Transaction, batch: Any, seqs: Any, source: Any, dest: Any, now: int) -> Any:
@@ -242,6 +254,13 @@ _BUGS: dict[str, Planted] = {
     "a lost tail that leaves no floor": _lost_wrongly(_leave_floor),
     "a lost tail that is said to have expired": _lost_wrongly(_invent_expiry),
     "a lost tail that is longer than it was": _lost_wrongly(_jump),
+    "a slice that tells of no further one": lambda: patch.object(Forwarding, "_advance", _ended),
+    "a cycle that is let in": lambda: patch.object(RouterGraph, "cycle", lambda *_, **__: None),
+    "an edge that is taken for a cycle": lambda: patch.object(routers, "_may_close_a_cycle", lambda *_: True),
+    "a router that stops before a destination with room": lambda: patch.object(Forwarding, "_fitting", _none_fits),
+    "a lag that counts what nobody sees": lambda: patch.object(
+        Router, "lag", property(lambda self: self.source.log.state.head - self.cursor)
+    ),
     "totals that drift": lambda: patch.object(Log, "_account", lambda self, s: None),
 }
 

@@ -71,6 +71,11 @@ class World:
     # ------------------------------------------------------------- short names
 
     @property
+    def store(self) -> Disk:
+        """The disk, as the engine's own tests call it."""
+        return self.disk
+
+    @property
     def now(self) -> int:
         """Milliseconds."""
         return self.clock.now

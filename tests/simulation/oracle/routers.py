@@ -15,6 +15,8 @@ from topics_service.storage.block import Block
 if TYPE_CHECKING:
     from simulation.world import World
 
+_UNFINISHED = ("topic_full", "record_too_large", "throttled")
+_STAMP_BYTES = 500  # more than a stamp ever has
 Place = tuple[int, int]
 Standing = tuple[RouterConfig, int, int, int, int]  # config, numbers of source and destination, cursor, forwarded
 
@@ -34,11 +36,9 @@ class Routers:
         world = self._world
         world.look()
         old, given = self.standing.get(request.router), request.config
-        reply, ticket = world.call(
-            lambda: world.engine.routers.put(request),
-            "invalid_request", "topic_exists_incompatible", "router_cycle", "topic_full", "record_too_large",
-            "throttled",
-        )  # fmt: skip
+        expected = self._refusal(request)
+        reply, ticket = world.call(lambda: world.engine.routers.put(request), *expected)
+        demand(not expected or expected == _UNFINISHED, f"a router is taken that is {expected}")
         demand(reply.created == (old is None), "a router is made, or is not")
         router = world.engine.routers.find(request.router)
         assert router is not None
@@ -55,6 +55,27 @@ class Routers:
             self._stand(router.name, (given, source.number, dest.number, cursor, forwarded))
         world.owe(ticket, world.w if old is None else None, f"the router {router.name}")
         world.trace.meet("a router made" if old is None else "a router changed")
+
+    def _refusal(self, request: PutRouterRequest) -> tuple[str, ...]:
+        """The code that a PUT is refused with; or those that it may be, where the old source has to be worked off."""
+        given, old = request.config, self.standing.get(request.router)
+        if given.source == given.dest:
+            return ("invalid_request",)
+        ends = [self._world.topics.find(name) for name in (given.source, given.dest)]
+        if any(topic is not None and len(topic.logs) > 1 for topic in ends):
+            return ("invalid_request",)
+        others = [each[0] for name, each in self.standing.items() if name != request.router]
+        if any(other.dest == given.dest and other.source != given.source for other in others):
+            return ("topic_exists_incompatible",)
+        same = old is not None and (old[0].source, old[0].dest) == (given.source, given.dest)
+        if not given.allow_cycle and not (same and old is not None and not old[0].allow_cycle):
+            at, above = given.source, set[str]()
+            while at not in above:
+                above.add(at)
+                at = next((other.source for other in others if other.dest == at), at)
+            if given.dest in above:
+                return ("router_cycle",)
+        return _UNFINISHED if old is not None and old[0].source != given.source else ()
 
     def delete(self, name: str) -> None:
         """Delete a router."""
@@ -89,9 +110,12 @@ class Routers:
             demand((source.number, dest.number) == self.standing[router.name][1:3], "a router has changed its ends")
             shown, before, head = source.log.view, router.cursor, dest.log.written.head
             goes_round = 0 if source_hops is None else source_hops.at(before + 1)[0]
+            stalls = world.disk.refused
             error: TopicsError | None = None
+            more: bool | None = None
             try:
-                return step(router, source_hops, dest_hops)
+                more = step(router, source_hops, dest_hops)
+                return more
             except TopicsError as refused:
                 error = refused
                 world.trace.meet(f"a router stopped: {refused.reason.code}")
@@ -101,6 +125,14 @@ class Routers:
                     self._check(router, source, dest, shown, before, head, goes_round)
                 elif error is None:
                     demand(before >= shown.head or world.disk.fuse == 0, "a slice that does nothing")
+                if more is not None:
+                    demand(more == (router.cursor < shown.head), "a slice that does not know whether there is more")
+                code = None if error is None else error.reason.code
+                if code == "throttled" and world.disk.refused == stalls:
+                    is_full = not goes_round and dest_hops is not None and dest_hops.is_full
+                    demand(is_full, "a router waits, and its destination has room for copies that go round")
+                elif code in ("topic_full", "record_too_large"):
+                    self._check_stop(router, shown, dest)
 
         forwarding.step = checked  # type: ignore[method-assign]
 
@@ -142,6 +174,21 @@ class Routers:
         forwarded += gained
         demand(router.forwarded == forwarded, "forwarded_total is not what was forwarded")
         self._stand(router.name, (config, source.number, dest.number, cursor, forwarded))
+
+    def _check_stop(self, router: Router, shown: LogState, dest: TopicModel) -> None:
+        """It stands just before a record, live and wanted, that the destination has no room for."""
+        rec, config, hold = shown.live.get(router.cursor + 1), dest.config, self._world.hold(dest, 0)
+        if rec is None or not _passes(router.config, rec):
+            demand(False, f"a router has stopped at {router.cursor}, and no record that it copies is next")
+            return
+        state = dest.log.written.expired(config.ttl_ms, self._world.now, hold)
+        held = [each for each in state.live.values() if config.discard == "reject" or each.seq > (hold or 0)]
+        nbytes = sum(each.size for each in held) + rec.size
+        full = config.cap_records and len(held) + 1 > config.cap_records
+        # The stamp of a copy that is made exactly once has some 200 bytes of its own.
+        stamped = _STAMP_BYTES if router.config.guarantee == "exactly_once" else 0
+        full = full or (config.cap_bytes and nbytes + stamped > config.cap_bytes)
+        demand(bool(full), f"a router has stopped, and there is room for {rec} in {config}")
 
     def _copy(self, router: Router, source: TopicModel, rec: Rec, block: object, seq: int, ts: int) -> Rec:
         assert isinstance(block, Block)
@@ -198,6 +245,9 @@ class Routers:
         }
         if found != self.standing:
             demand(False, f"the routers are {found}, not {self.standing}")
+        for router in self._world.engine.routers._routers.values():
+            shown = self._world.topics.by_name[router.config.source].log.view
+            demand(router.lag == max(0, shown.head - router.cursor), f"{router.name} is not {router.lag} seqs behind")
 
     def _stand(self, name: str, standing: Standing) -> None:
         self.standing = {**self.standing, name: standing}
