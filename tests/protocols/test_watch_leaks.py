@@ -206,9 +206,9 @@ async def measure(server: ServerProcess, protocols: dict[str, int], warm_up: int
             files, highest = await empty()  # what the allocator gave back in between, it may take again
 
             async def growth(who: str, come: Callable[[], Awaitable[None]]) -> int:
-                """The growth, or the growth of a second round: a leak grows again, the allocator does not."""
+                """The growth of a round, of four at most: a leak grows in each of them, the allocator does not."""
                 nonlocal highest
-                for _ in range(2):
+                for _ in range(4):
                     highest = before = max(highest, (await empty())[1])
                     await come()
                     _, after = await empty()
