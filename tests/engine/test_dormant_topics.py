@@ -14,6 +14,7 @@ from topics_service.engine.recovery import RowWithRawConfig
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import TopicRow, decode_row
 from topics_service.storage import keys
+from topics_service.storage.memory import MemoryBatch
 from topics_service.storage.store import Family, StoreOpenError
 
 
@@ -37,6 +38,21 @@ def test_a_use_opens_the_topic_alone(restarted: World) -> None:
     assert restarted.append(b"3", topic="a").first_seq == 3
     assert dormant(restarted) == {"c"}
     assert restarted.seqs("a") == [1, 2, 3]
+
+
+def test_what_recovery_has_read_is_released() -> None:
+    """Dormant topics keep what opens them, and with it nothing that is as large as the directory."""
+    world = World(CrashStore())
+    for i in range(300):
+        world.append(b"1", topic=f"t{i:03}")
+    world.cut_power()  # each log has a row in the batch of recovery
+    opener = world.engine.catalog.topics["t000"]._stored.open_log.__self__
+    kept = {name: len(value) for name, value in vars(opener).items() if isinstance(value, dict)}
+    assert kept == {"_changed": 300, "_deletes": 0, "_gaps": 0}
+    assert not any(isinstance(value, MemoryBatch) for value in vars(opener).values())
+    for topic in world.engine.catalog.each():
+        assert topic.log.state.gaps
+    assert not opener._changed
 
 
 def test_totals_and_counts_need_no_topic(restarted: World) -> None:

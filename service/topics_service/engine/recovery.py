@@ -83,6 +83,7 @@ def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iter
     writer.commit(batch)
     store.sync()
     writer.on_synced(writer.written)
+    logs.recovered()
 
 
 class _Logs:
@@ -130,6 +131,10 @@ class _Logs:
         self._writer.total_records += count
         self._writer.total_bytes += nbytes
         return row, ceiling
+
+    def recovered(self) -> None:
+        """Release what only `recover` needs: dormant topics keep this object for as long as they are."""
+        del self._rows, self._ceilings, self._batch
 
     def open(self, log_id: int, row: bytes, ceiling: int) -> Log:
         """The log as it was recovered, once."""
