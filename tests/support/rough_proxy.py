@@ -23,7 +23,6 @@ class RoughProxy:
         self._host, _, port = target.rpartition(":")
         self._server_port = int(port)
         self._random = random.Random(seed)
-        self._calm = threading.Event()
         self._way = ""  # in which it is bad just now
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
@@ -31,7 +30,14 @@ class RoughProxy:
 
     def calm(self) -> None:
         """From now on everything gets through, over new connections."""
-        self._calm.set()
+
+        async def end() -> None:
+            self._task.cancel()  # else what it does just now would end later, and with it a `swallow`
+            await asyncio.wait([self._task])
+            self._way = ""
+            self._cut()
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
 
     def swallow(self) -> None:
         """From now on no answer gets through, until `cut`; for a proxy that is calm."""
@@ -43,7 +49,7 @@ class RoughProxy:
         self._loop.call_soon_threadsafe(self._cut)
 
     async def _misbehave(self) -> None:
-        while not self._calm.is_set():
+        while True:
             await asyncio.sleep(self._random.uniform(*_CALM_SECONDS))
             self._way = way = self._random.choice(_WAYS)
             if way != "cut":
@@ -53,7 +59,6 @@ class RoughProxy:
                 self._cut()
             self.done[way] += 1
             self._way = ""
-        self._cut()
 
     def _cut(self) -> None:
         for writer in self._writers:
