@@ -7,6 +7,7 @@ from bench.length import grow
 from bench.table import Row
 from support.http import Api
 from support.server import ServerProcess
+from support.waiting import poll
 
 _MANY_TOPICS = 100_000
 _TOPICS, _RECORDS = 10_000, 5_000_000
@@ -53,8 +54,7 @@ def _seconds_to_ready(server: ServerProcess) -> float:
     started = time.monotonic()
     server.start()
     with Api(server.base) as api:
-        while api.send("GET", "/v0/ready").status_code != 200:
-            time.sleep(0.01)
+        poll(lambda: api.send("GET", "/v0/ready").status_code == 200, 60)
     return time.monotonic() - started
 
 
