@@ -165,6 +165,15 @@ def test_a_damaged_state_is_refused_at_the_start(restarted: World, row: bytes | 
         restarted.kill()
 
 
+def test_a_damaged_ceiling_is_refused_at_the_start(restarted: World) -> None:
+    (key, _), *_ = restarted.rows(Family.CEILINGS)
+    batch = restarted.store.batch()
+    batch.put(Family.CEILINGS, key, b"short")
+    restarted.store.write(batch)
+    with pytest.raises(StoreOpenError, match='the ceiling of topic "a" is damaged: '):
+        restarted.kill()
+
+
 def test_a_typing_error_is_no_attribute(restarted: World) -> None:
     for topic in ("a", "b"):
         with pytest.raises(AttributeError, match="lgos"):

@@ -113,7 +113,11 @@ class _Logs:
     def recover(self, topic: str, config: TopicConfig, log_id: int) -> tuple[bytes, int]:
         """Recover a log of the topic, once; return its state row and its ceiling, for `open`."""
         key = keys.u64(log_id)
-        row, ceiling = self._rows.pop(key, None), keys.read_u64(self._ceilings.pop(key, _NO_CEILING))
+        row = self._rows.pop(key, None)
+        try:
+            ceiling = keys.read_u64(self._ceilings.pop(key, _NO_CEILING))
+        except _DAMAGE as error:
+            raise _damaged(f'the ceiling of topic "{topic}"', error) from error
         if row is None:
             raise StoreOpenError(f'the log of topic "{topic}" has no state row')
         try:
