@@ -294,6 +294,7 @@ _SEEDS = {
     "a lost lease that is called held": 5,
     "a delay that is listed without its end": 2,
     "a redrive of what does not match": 9,
+    "an edge that is taken for a cycle": 4,
 }
 
 MUTATIONS = {name: (planted, _SEEDS.get(name, 1)) for name, planted in _BUGS.items()}
