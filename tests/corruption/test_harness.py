@@ -1,4 +1,4 @@
-"""What the tests of damage start their servers with."""
+"""Tests of the harness that starts servers on damaged directories."""
 
 import socket
 import subprocess

@@ -129,7 +129,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @contextmanager
     def _refused(self, is_refused: bool, *, stalls: bool | None = None) -> Iterator[None]:
-        """Whether the call is refused, for a disk that stalls."""
+        """Expect a refusal of the call, or none, for a disk that stalls."""
         self.world.stalls = is_refused if stalls is None else stalls
         try:
             with pytest.raises(RefusedError, match="throttled") if is_refused else nullcontext():
@@ -153,7 +153,7 @@ class QueueMachine(RuleBasedStateMachine):
         self._moved(must_move)
 
     def _moves(self, is_tried: bool, stalled: bool) -> tuple[bool | None, int]:
-        """Whether jobs will become dead letters; None if nobody tries to move them."""
+        """True if jobs will become dead letters, None if no move is tried; and the count of dead letters so far."""
         return (self.is_open and not stalled) if is_tried else None, self.queue.dead_lettered
 
     def _moved(self, expected: tuple[bool | None, int]) -> None:

@@ -212,7 +212,7 @@ def flood_with_resets(server: ServerProcess) -> None:
 
 
 def is_answered(server: ServerProcess) -> bool:
-    """Whether a call of another client is answered; gRPC's core refuses some of any client while a thousand wait."""
+    """Return whether another client's call is answered: gRPC's core refuses some calls while a thousand wait."""
     with grpc.insecure_channel(server.grpc_target, options=OWN_CONNECTION) as channel:
         try:
             channel.unary_unary("/topics.v1.AdminService/GetReady")(b"", timeout=20)

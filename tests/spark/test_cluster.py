@@ -52,7 +52,7 @@ class Driver:
         self._process.stdin.flush()
 
     def found(self, step: str) -> dict[str, Any]:
-        """What it found in the step that has begun."""
+        """The result of the step that has begun."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, self._log.read_text(errors="replace")[-4000:]

@@ -1,4 +1,4 @@
-"""What reaches an event loop's exception handler: exceptions that nobody has seen."""
+"""Collector of the unseen exceptions that reach an event loop's exception handler."""
 
 import asyncio
 from typing import Any

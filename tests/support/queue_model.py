@@ -33,7 +33,7 @@ class Attempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who holds a job, under which token, up to when."""
+    """A lease of a job: its holder, its token and its end."""
 
     node: str
     token: str
@@ -115,7 +115,7 @@ class QueueModel:
             self.touched = {seq: job for seq, job in self.touched.items() if seq in live}
 
     def refresh(self, now: int) -> None:
-        """What every call does first: time passes, and the log has lost what it has lost."""
+        """Take in the time that has passed and the losses of the log, as every call does first."""
         self.load()
         live = self.topic.log.written.live
         if self._limit != self.limit:
@@ -145,7 +145,7 @@ class QueueModel:
 
     @property
     def kept(self) -> Kept:
-        """What a start would find."""
+        """The rows and the count of dead letters that a start would find."""
         return dict(self.rows), self.dead_lettered
 
     def restarted(self, kept: Kept) -> None:
@@ -168,12 +168,12 @@ class QueueModel:
         return 0 < self.limit <= deliveries
 
     def is_exhausted(self, seq: int) -> bool:
-        """Whether it is to be a dead letter."""
+        """Return whether the job is to be a dead letter."""
         job = self.touched.get(seq)
         return job is not None and job.lease is None and not job.free_at and self.is_last(job.deliveries)
 
     def state_of(self, seq: int) -> JobState:
-        """What a live job is."""
+        """The state of a live job."""
         job = self.touched.get(seq)
         if job is None:
             return "delayed" if self.topic.log.written.live[seq].ready_at and seq not in self.due else "ready"
@@ -204,7 +204,7 @@ class QueueModel:
 
     @property
     def soonest(self) -> int | None:
-        """When the next job becomes free, unless somebody settles it first."""
+        """The time at which the next job becomes free unless it is settled first."""
         moments = [job.lease.deadline + 1 for job in self.touched.values() if job.lease is not None]
         moments += [job.free_at for job in self.touched.values() if job.free_at]
         for seq, rec in self.topic.log.written.live.items():
@@ -242,7 +242,7 @@ class QueueModel:
     # -------------------------------------------------------------------- claims
 
     def deal(self, wants: Sequence[int]) -> list[list[int]]:
-        """Who gets which jobs, one each in turn: those given back first, then by priority, then by seq."""
+        """The jobs of each claim, one in turn: those given back first, then by priority, then by seq."""
         ready, live = self.by_state()["ready"], self.topic.log.written.live
         order = [seq for seq in ready if seq in self.touched]
         order += sorted((seq for seq in ready if seq not in self.touched), key=lambda seq: (-live[seq].priority, seq))
@@ -286,7 +286,7 @@ class QueueModel:
     # ---------------------------------------------------------------- settlement
 
     def holds(self, seq: int, node: str | None, token: str) -> bool:
-        """Whether `node` (None: anybody) holds the job, under this token if one is given."""
+        """Return whether `node` (None: anyone) holds the job, under this token if one is given."""
         lease = self.lease(seq)
         return lease is not None and node in (None, lease.node) and token in ("", lease.token)
 
@@ -367,7 +367,7 @@ class QueueModel:
         return [seq for seq in sorted(self.touched) if self.is_exhausted(seq) and seq not in self.aside]
 
     def must_move(self, now: int) -> bool:
-        """Whether a claim has to try to move some."""
+        """Return whether a claim has to try to move some."""
         return bool(self.to_move()) and now >= self.stuck_until
 
     @property
@@ -440,7 +440,7 @@ def origin(rec: Rec) -> object:
 
 
 def plain(rec: Rec) -> tuple[object, ...]:
-    """What a move leaves as it is."""
+    """The parts of a record that a move leaves as they are."""
     meta = json.loads(rec.meta or b"{}")
     for name in STAMPS:
         meta.pop(name, None)

@@ -174,7 +174,7 @@ def need_java() -> Path:
 
 
 def environment() -> None:
-    """What Spark takes from the environment: this interpreter and path for its workers, the loopback address, the
+    """Set the variables that Spark reads: this interpreter and path for its workers, the loopback address, the
     options of the driver's JVM. For the sessions of this process and of the programs that it starts."""
     root = Path(__file__).parents[2]
     paths = [str(root / "tests"), str(root / "spark_connector"), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -86,7 +86,7 @@ class Terminal:
         os.close(self._ours)
 
     def settings(self) -> list[object]:
-        """How the terminal is set now."""
+        """The current settings of the terminal."""
         return termios.tcgetattr(self._theirs)
 
 

@@ -220,7 +220,7 @@ class Queues:
         return self._world.engine.queues._queues.get(model.topic.number) is queue
 
     def _fits(self, name: str) -> bool | None:
-        """Whether there is room for one more letter; None if that depends on its size."""
+        """Return whether there is room for one more letter; None if that depends on its size."""
         world, letters = self._world, self._world.topics.find(name)
         if letters is None:
             return True
