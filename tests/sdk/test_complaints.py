@@ -1,4 +1,4 @@
-"""The collector of complaints that tests of the asyncio client use."""
+"""The collector of complaints and the loop that tests of the asyncio client use."""
 
 import asyncio
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from grpc import aio
 
 from support.complaints import collect_complaints
+from support.sdk import Loop
 from support.waiting import poll
 
 
@@ -47,3 +48,20 @@ def test_a_call_that_a_closed_loop_has_left_is_no_complaint_about_the_next_loop(
     loop.close()
     assert [type(each["exception"]) for each in complaints] == [ZeroDivisionError]
     del kept
+
+
+def test_a_loop_has_settled_only_after_the_status_of_a_cancelled_call_came_in() -> None:
+    loop = Loop()
+
+    async def cancel_one() -> int:
+        call = aio.insecure_channel("127.0.0.1:9").unary_stream("/a/b")(b"", wait_for_ready=True)
+        while len(asyncio.all_tasks()) < 3:  # this one, the one that begins the call, the one for its status
+            await asyncio.sleep(0)
+        call.cancel()
+        await loop.settled()
+        return len(asyncio.all_tasks())
+
+    try:
+        assert loop.run(cancel_one()) == 1
+    finally:
+        loop.close()

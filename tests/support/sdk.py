@@ -46,7 +46,7 @@ class Loop:
     def close(self) -> None:
         """End it, when nothing is left running."""
         self.run(self._loop.shutdown_asyncgens())
-        self.run(self._settled())
+        self.run(self.settled())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         left = asyncio.all_tasks(self._loop)
@@ -54,7 +54,7 @@ class Loop:
         assert not left, f"tasks are left: {left}"
         assert not self.complaints, self.complaints
 
-    async def _settled(self) -> None:
+    async def settled(self) -> None:
         """Return once gRPC's own tasks, which begin a call and take in the status of one that is over, have ended."""
         with suppress(TimeoutError):
             async with asyncio.timeout(20):
@@ -64,8 +64,8 @@ class Loop:
 
 def _is_of_grpc(task: asyncio.Task[Any]) -> bool:
     coroutine: Any = task.get_coro()
-    code = getattr(coroutine, "cr_code", None)
-    return "_AioCall." in repr(coroutine) or (code is not None and code.co_filename == _call.__file__)
+    code = getattr(coroutine, "cr_code", None)  # none in a compiled coroutine
+    return coroutine.__qualname__.startswith("_AioCall.") or (code is not None and code.co_filename == _call.__file__)
 
 
 class _Stream:
