@@ -93,8 +93,8 @@ def settle(directory: Path, jump: int = 0, next_seq: int | None = None) -> None:
     with _damage("it"):
         store = RocksStore(directory)
         try:
-            if next_seq is not None and store.next_sequence != next_seq:
-                raise BackupError(f"it ends at the row {store.next_sequence} of the log instead of {next_seq}")
+            if next_seq is not None and store.opened_sequence != next_seq:
+                raise BackupError(f"it ends at the row {store.opened_sequence} of the log instead of {next_seq}")
             _wait_for_room(store)
             if store.get(Family.META, _BOOT) not in (None, _CLEAN):
                 batch = store.batch()

@@ -13,6 +13,7 @@ from topics_backup.errors import AbsentError, BackupError, DamagedError
 from topics_backup.manifest import Manifest
 from topics_backup.target import Target
 from topics_service.storage.checkpoint import FORMAT as STORE_FORMAT
+from topics_service.storage.checkpoint import READABLE_FORMATS
 from topics_service.storage.durable import sync
 from topics_service.storage.private import make_private
 
@@ -113,7 +114,7 @@ def make(
 ) -> Manifest:
     """Make `directory` of a backup. `go_on` is called with the files in place, before they are opened; it may put the
     log there that follows, and says with which row that ends. Raises as `restore` does, and the errors of `go_on`."""
-    if manifest.store_format != STORE_FORMAT:
+    if manifest.store_format not in READABLE_FORMATS:
         raise BackupError(
             f"the backup {manifest.id} has a database of the format {manifest.store_format!r}, this version reads "
             f"{STORE_FORMAT!r}: use the version of topics that made it ({manifest.server_version}) or a later one"

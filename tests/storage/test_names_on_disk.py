@@ -4,7 +4,10 @@ A data directory that an earlier version wrote opens and has the content it was 
 """
 
 import json
+import multiprocessing
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.jobs import ClaimRequest
 from topics_service.engine.router.router import RouterConfig, RouterRow
 from topics_service.engine.topic import TopicRow
-from topics_service.storage import clean_shutdown, manifest, repair_swap
+from topics_service.storage import clean_shutdown, manifest, repair_swap, verify
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family
 from topics_service.storage.wal import archive, end_mark
@@ -133,7 +136,7 @@ def test_keys_of_meta(made: Path, tmp_path: Path) -> None:
     found = rows(store, Family.META)
     store.close()
     assert found.keys() == META
-    assert found[b"format"] == b"topics-rocksdb-1"
+    assert found[b"format"] == b"topics-rocksdb-2"
     assert found[b"boot"] == b"clean"
 
 
@@ -218,7 +221,11 @@ def test_the_kept_directory_has_every_kind_of_row(tmp_path: Path) -> None:
 
 
 def test_the_kept_directory_opens(tmp_path: Path) -> None:
-    store = RocksStore(kept_directory.unpack(tmp_path), boot_id="boot-2")
+    _check_everything(kept_directory.unpack(tmp_path))
+
+
+def _check_everything(directory: Path) -> None:
+    store = RocksStore(directory, boot_id="boot-2")
     clock = kept_directory.Clock(kept_directory.START + 100)
     engine = Engine(store, clock, boot_id="boot-2")
     topics = engine.catalog.topics
@@ -237,6 +244,44 @@ def test_the_kept_directory_opens(tmp_path: Path) -> None:
     assert cluster_id(engine.writer) == rows(store, Family.META)[b"kafka_cluster_id"].decode()
     engine.close()
     store.close()
+
+
+def test_the_kept_directory_is_of_the_first_format_and_moved_on(tmp_path: Path) -> None:
+    directory = kept_directory.unpack(tmp_path)
+    with verify.opened(directory) as source:
+        assert source.get(Family.META, b"format") == b"topics-rocksdb-1"
+    RocksStore(directory, boot_id="boot-2").close()
+    with verify.opened(directory) as source:
+        assert source.get(Family.META, b"format") == b"topics-rocksdb-2"
+
+
+@pytest.mark.parametrize(("step", "left"), [("write", b"topics-rocksdb-1"), ("sync", b"topics-rocksdb-2")])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_move_to_the_next_format_that_is_killed_goes_on(tmp_path: Path, step: str, left: bytes, when: str) -> None:
+    directory = kept_directory.unpack(tmp_path)
+    child = multiprocessing.get_context("spawn").Process(target=_open_and_die, args=(directory, step, when))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    with verify.opened(directory) as source:
+        found = source.get(Family.META, b"format")
+        assert found == (b"topics-rocksdb-2" if when == "after" else left)
+    _check_everything(directory)
+    with verify.opened(directory) as source:
+        assert source.get(Family.META, b"format") == b"topics-rocksdb-2"
+
+
+def _open_and_die(directory: Path, step: str, when: str) -> None:
+    """Open the directory, and be killed before or after the first write or sync."""
+    done = getattr(RocksStore, step)
+
+    def die(*args: Any) -> None:
+        if when == "after":
+            done(*args)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(RocksStore, step, die)
+    RocksStore(directory, boot_id="boot-2")
 
 
 def _check_records(engine: Engine) -> None:

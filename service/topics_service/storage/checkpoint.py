@@ -9,11 +9,13 @@ from rocksdict import Checkpoint
 
 from topics_service.storage import durable
 from topics_service.storage.private import make_private
-from topics_service.storage.rocks import _FORMAT, RocksStore
+from topics_service.storage.rocks import _FORMAT, _FORMATS, RocksStore
 from topics_service.storage.store import StoreError
 
 FORMAT: Final = _FORMAT.decode()
 """The format of the rows, as a database of this version says it."""
+READABLE_FORMATS: Final = frozenset(known.decode() for known in _FORMATS)
+"""The formats that this version opens."""
 
 _FLUSH_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 0.005

@@ -13,7 +13,7 @@ from topics_service.storage import clean_shutdown, damagedfiles, manifest, table
 from topics_service.storage.boot import boot_id
 from topics_service.storage.familyids import family_ids
 from topics_service.storage.manifest import TableFacts
-from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, ReadingStore, _name, _options, find_damage
+from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, _FORMATS, ReadingStore, _name, _options, find_damage
 from topics_service.storage.store import Family, StoreError, StoreOpenError
 from topics_service.storage.wal import quarantine, validation
 
@@ -62,7 +62,7 @@ def opened(path: Path, scratch: Path) -> Iterator[Opened]:
             done = way(path, own)
             store = _ScratchStore(own, _STRICT if way is _as_it_is else _LENIENT)
             found = store.get(Family.META, _FORMAT_KEY)
-            if found not in (_FORMAT, None):
+            if found not in (*_FORMATS, None):
                 raise StoreOpenError(f"the data directory {path} has the format {found!r}, this repairs {_FORMAT!r}")
         except StoreError as error:
             if store is not None:

@@ -32,7 +32,8 @@ from topics_service.storage.wal.switches import SwitchCounter
 log = logging.getLogger("topics.storage")
 
 _FORMAT_KEY = b"format"
-_FORMAT = b"topics-rocksdb-1"
+_FORMAT = b"topics-rocksdb-2"
+_FORMATS = (b"topics-rocksdb-1", _FORMAT)  # that are read, the last of which is written
 _SETTLE_SECONDS = 2.0
 _ERRORS = 64  # that are kept with the file that they are of
 _FOR_EVER = 1 << 40  # seconds: archived logs are removed by `archive.trim`
@@ -171,6 +172,8 @@ class RocksStore:
         except OSError as error:
             self._release()
             raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
+        self.opened_sequence = self.next_sequence
+        """The sequence number that the next row had when the log had been replayed."""
         self._check_format(path, fresh=fresh)
         try:
             clean_shutdown.forget(path)
@@ -189,14 +192,29 @@ class RocksStore:
         except StoreError as error:
             self._release()
             raise StoreOpenError(f"can't open the data directory {path}: {error}", error.file) from error
-        if found is None and fresh:
-            batch = self.batch()
-            batch.put(Family.META, _FORMAT_KEY, _FORMAT)
-            self.write(batch)
-            self.sync()
-        elif found != _FORMAT:
+        if found == _FORMAT:
+            return
+        if found in _FORMATS or (found is None and fresh):
+            try:
+                self._write_format()
+            except StoreError as error:
+                self._release()
+                raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
+        else:
             self._release()
             raise StoreOpenError(f"the data directory {path} has the format {found!r}, this server reads {_FORMAT!r}")
+
+    def _write_format(self) -> None:
+        """Write the row of today's format. Durable on return: from then on there may be what earlier versions can't
+        read, and they refuse the directory."""
+        batch = self.batch()
+        batch.put(Family.META, _FORMAT_KEY, _FORMAT)
+        self._write_options.no_slowdown = False  # a long log was replayed: there may be no room yet
+        try:
+            self.write(batch)
+        finally:
+            self._write_options.no_slowdown = True
+        self.sync()
 
     def _take(self, path: Path) -> None:
         """Lock the directory while the logs are examined and cut."""

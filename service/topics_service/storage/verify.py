@@ -16,6 +16,7 @@ from topics_service.storage.holding import is_held
 from topics_service.storage.rocks import (
     _FORMAT,
     _FORMAT_KEY,
+    _FORMATS,
     ReadingStore,
     RocksStore,
     _name,
@@ -125,7 +126,7 @@ def opened(path: Path) -> Iterator[DirectorySource]:
                 found = store.get(Family.META, _FORMAT_KEY)
             except StoreError as error:
                 raise StoreOpenError(str(error).replace(str(scratch), str(path))) from error
-            if found != _FORMAT:
+            if found not in _FORMATS:
                 raise StoreOpenError(f"the data directory {path} has the format {found!r}, this checks {_FORMAT!r}")
             yield DirectorySource(store, path, scratch, live=live)
         finally:
