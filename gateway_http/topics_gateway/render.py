@@ -122,8 +122,8 @@ def _columns(block: Block, start: int, stop: int, parts: Parts) -> _Columns:
 
 def _datas(block: Block, start: int, stop: int) -> list[bytes]:
     ends = block.ends[start:stop]
-    begins = [block.ends[start - 1] if start else 0, *ends[:-1]]
-    return [block.data[begin:end] for begin, end in zip(begins, ends, strict=True)]
+    begins, whole = [block.ends[start - 1] if start else 0, *ends[:-1]], block.data
+    return [whole[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
 
 def _timestamps(block: Block, start: int, stop: int) -> bytes | list[bytes]:

@@ -138,7 +138,8 @@ def _but(gone: Iterable[int], count: int) -> list[int]:
 
 def _columns(block: Block, start: int, stop: int) -> Columns:
     ends = [block.ends[start - 1] if start else 0, *block.ends[start:stop]]
-    datas = [block.data[begin:end] for begin, end in pairwise(ends)]
+    whole = block.data
+    datas = [whole[begin:end] for begin, end in pairwise(ends)]
     tags, metas, kinds = block.tags, block.metas, block.kinds
     return Columns(
         datas,

@@ -170,7 +170,7 @@ class Batches:
         topic.touch(self._clock.now_ms())
         at = s.first_live(max(request.from_seq + 1, s.earliest))
         while at <= s.head and (not reply.parts or reply.nbytes < request.max_bytes):
-            part, nbytes = _part(s, log.blocks.find(at), at, request.max_bytes - reply.nbytes)
+            part, nbytes = _part(s, log.blocks.find(at, whole=True), at, request.max_bytes - reply.nbytes)
             if reply.parts and reply.nbytes + nbytes > request.max_bytes:
                 break
             reply.parts.append(part)
@@ -251,7 +251,7 @@ def _first_since(s: Snapshot, blocks: LogBlocks, ts: int) -> tuple[tuple[int, in
         if at > s.head:
             return None, True
         block = blocks.find(at)
-        for part, times in _batches_since(block, ts):
+        for part, times in _batches_since(blocks, block, ts):
             decoded += 1
             if decoded > _DECODED:
                 return None, False
@@ -271,7 +271,7 @@ def _newest(s: Snapshot, blocks: LogBlocks) -> tuple[int, int] | None:
         if not s.live_between(s.earliest, end):
             break
         block = blocks.find(s.last_live_below(end))
-        for part, times in _batches_since(block, 0 if newest is None else newest[1]):
+        for part, times in _batches_since(blocks, block, 0 if newest is None else newest[1]):
             for i, time in enumerate(times, part.start):
                 if s.is_live(block.base_seq + i) and (
                     newest is None or (-time, block.base_seq + i) < (-newest[1], newest[0])
@@ -281,11 +281,12 @@ def _newest(s: Snapshot, blocks: LogBlocks) -> tuple[int, int] | None:
     return newest
 
 
-def _batches_since(block: StoredBlock, ts: int) -> Iterator[tuple[range, Sequence[int]]]:
+def _batches_since(blocks: LogBlocks, block: StoredBlock, ts: int) -> Iterator[tuple[range, Sequence[int]]]:
     """The parts of a block that can have a record of the time `ts` or later, with the times of their records."""
     if isinstance(block, KafkaBlock):
         for part in block.parts:
             if part.header.max_ts >= ts:
+                blocks.inflate(block)
                 yield range(part.first, part.stop), recordbatch.times(block.batch(part))
     elif isinstance(block, Block) and block.last_ts >= ts:
         start = block.first_at_or_after(ts)

@@ -54,6 +54,7 @@ class BlockCache:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._blocks: OrderedDict[tuple[int, int], StoredBlock] = OrderedDict()
+        self._weights: dict[tuple[int, int], int] = {}  # as they are counted: a block grows while it is cached
         self._bases: dict[int, list[int]] = {}  # per log, ascending: to find a block by a seq inside it
 
     @property
@@ -86,7 +87,7 @@ class BlockCache:
         key = (block.log_id, block.base_seq)
         old = self._blocks.pop(key, None)
         if old is not None:
-            self._bytes -= old.weight
+            self._bytes -= self._weights[key]
         else:
             bases = self._bases.setdefault(block.log_id, [])
             if not bases or block.base_seq > bases[-1]:
@@ -94,6 +95,7 @@ class BlockCache:
             else:
                 insort(bases, block.base_seq)
         self._blocks[key] = block
+        self._weights[key] = block.weight
         self._bytes += block.weight
         if scan and block.weight <= _LARGE:
             while self._bytes > self._max_bytes and len(self._blocks) > 1:
@@ -103,10 +105,12 @@ class BlockCache:
         while self._bytes > self._max_bytes and len(self._blocks) > 1:
             self._remove(next(iter(self._blocks)))
 
-    def grown(self, block: StoredBlock, weight: int) -> None:
+    def grown(self, block: StoredBlock) -> None:
         """Account for the growth of a block, if it is cached."""
-        if self._blocks.get((block.log_id, block.base_seq)) is block:
-            self._bytes += weight
+        key = (block.log_id, block.base_seq)
+        if self._blocks.get(key) is block:
+            self._bytes += block.weight - self._weights[key]
+            self._weights[key] = block.weight
             while self._bytes > self._max_bytes and len(self._blocks) > 1:
                 self._remove(next(iter(self._blocks)))
 
@@ -118,7 +122,8 @@ class BlockCache:
     def drop_log(self, log_id: int) -> None:
         """Forget all blocks of a log."""
         for base in self._bases.pop(log_id, []):
-            self._bytes -= self._blocks.pop((log_id, base)).weight
+            del self._blocks[log_id, base]
+            self._bytes -= self._weights.pop((log_id, base))
 
     def damaged(self, log_id: int, error: UnreadableError) -> None:
         """Report damage, if it is new."""
@@ -128,7 +133,8 @@ class BlockCache:
             self.on_damage(error)
 
     def _remove(self, key: tuple[int, int]) -> None:
-        self._bytes -= self._blocks.pop(key).weight
+        del self._blocks[key]
+        self._bytes -= self._weights.pop(key)
         bases = self._bases[key[0]]
         del bases[bisect_right(bases, key[1]) - 1]
         if not bases:
@@ -160,20 +166,20 @@ class LogBlocks:
         return f'topic "{topic}" partition {partition}' if partition else f'topic "{topic}"'
 
     def records(self, seq: int, *, scan: bool = False) -> Block:
-        """As `find`, with the records as columns."""
-        block = self.find(seq, scan=scan)
-        if isinstance(block, Block):
-            return block
-        before = block.weight
-        columns = block.columns()
-        if block.weight != before:
-            self._cache.grown(block, block.weight - before)
-        return columns
+        """As `find`, with the records as columns, inflated."""
+        block = self.find(seq, scan=scan, whole=True)
+        return block if isinstance(block, Block) else self._columns(block)
 
-    def find(self, seq: int, *, scan: bool = False) -> StoredBlock:
+    def tagged(self, seq: int, *, scan: bool = False) -> Block:
+        """As `records`, for readers of sizes, tags and nodes: data and meta may not be inflated."""
+        block = self.find(seq, scan=scan)
+        return block if isinstance(block, Block) else self._columns(block)
+
+    def find(self, seq: int, *, scan: bool = False, whole: bool = False) -> StoredBlock:
         """The block that holds `seq`, which must be between the first kept seq and the head, outside gaps.
 
-        A `scan` reads much and only once: it evicts at most one other block from the cache.
+        A `scan` reads much and only once: it evicts at most one other block from the cache. The records are inflated
+        for sure only if the `whole` is asked for.
 
         Raises UnreadableError, naming the range, when it is damaged or missing: never a wrong record.
         """
@@ -181,7 +187,29 @@ class LogBlocks:
         if staged and staged[0].base_seq <= seq:
             return staged[bisect_right(staged, seq, key=_base_seq) - 1]
         block = self._cache.find(self.log_id, seq, scan=scan)
-        return block if block is not None else self._load(seq, scan=scan)
+        if block is None:
+            return self._load(seq, scan=scan, whole=whole)
+        if whole and block.payload is not None:
+            self.inflate(block)
+        return block
+
+    def inflate(self, block: StoredBlock) -> None:
+        """Inflate the records of a block, unless they are. Raises UnreadableError."""
+        if block.payload is not None:
+            try:
+                block.inflate()
+            except CorruptBlockError as error:
+                first, last = block.base_seq, block.end_seq - 1
+                raise self._unreadable(first, first, last, str(error)) from error
+            self._cache.grown(block)
+
+    def _columns(self, block: StoredBlock) -> Block:
+        self.inflate(block)
+        before = block.weight
+        columns = block.columns()
+        if block.weight != before:
+            self._cache.grown(block)
+        return columns
 
     def is_below(self, base: int, seq: int) -> bool:
         """Return whether the block at `base` ends below `seq`. A damaged one does if another block begins by then.
@@ -202,7 +230,7 @@ class LogBlocks:
         block = self.find(keys.read_u64(row[0], 8))
         return block.cum_bytes + block.nbytes
 
-    def _load(self, seq: int, *, scan: bool) -> StoredBlock:
+    def _load(self, seq: int, *, scan: bool, whole: bool) -> StoredBlock:
         self._cache.statistics.misses += 1
         if seq in self._bad:  # retention asks again and again, and it takes RocksDB 10 ms to find out
             raise UnreadableError(self, seq, *self._bad[seq])
@@ -221,6 +249,8 @@ class LogBlocks:
             base = keys.read_u64(row[0], 8)
             try:
                 block = decode(row[1], self.log_id, base)
+                if whole:
+                    block.inflate()
             except CorruptBlockError as error:
                 raise self._unreadable(seq, base, last, str(error)) from error
             if seq < block.end_seq:

@@ -65,6 +65,8 @@ def _seal(log: Log, writer: Writer, memory: Store) -> bool:
         block = log.blocks.find(at)
         if block.end_seq > stop + 1:
             break
+        if _is_small(block):
+            log.blocks.inflate(block)  # it can be merged
         run_blocks.append(block)
         records += block.count
         nbytes += block.nbytes
@@ -137,7 +139,7 @@ def _groups(blocks: Iterable[StoredBlock]) -> Iterable[list[StoredBlock]]:
     group: list[StoredBlock] = []
     records = nbytes = 0
     for block in blocks:
-        size = _size_in_memory(block) if block.count < _SMALL_RECORDS and block.nbytes < _SMALL_BYTES else None
+        size = _size_in_memory(block) if _is_small(block) else None
         fits = size is not None and records + block.count <= _FULL_RECORDS and nbytes + size <= _FULL_BYTES
         if group and not (fits and type(block) is type(group[0])):
             yield group
@@ -150,6 +152,10 @@ def _groups(blocks: Iterable[StoredBlock]) -> Iterable[list[StoredBlock]]:
             yield [block]
     if group:
         yield group
+
+
+def _is_small(block: StoredBlock) -> bool:
+    return block.count < _SMALL_RECORDS and block.nbytes < _SMALL_BYTES
 
 
 def _size_in_memory(block: StoredBlock) -> int | None:
@@ -194,7 +200,7 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
             if isinstance(block, KafkaBlock) and tags.is_marked(store, block):
                 batch.delete(Family.TAGS, keys.unindexed(log.log_id, block.base_seq))
             elif block.base_seq <= log.view.sealed_to:
-                dead_tags.update(tag for tag in block.columns().tags or () if tag is not None)
+                dead_tags.update(tag for tag in block.tagged().tags or () if tag is not None)
             batch.delete(Family.BLOCKS, key)
             log.cache.drop(log.log_id, block.base_seq)  # harmless should the batch fail
         if not dropped:

@@ -166,7 +166,7 @@ class _Search:
         """Examine every record of `at..end`; return the cursor."""
         page, s = self._page, self._s
         while at <= end:
-            block = self._blocks.records(at, scan=at <= s.sealed_to)
+            block = self._blocks.tagged(at, scan=at <= s.sealed_to)
             stop = min(block.end_seq, end + 1, at + self._work)
             examined, cursor = page.examined, stop - 1
             for first, last in _matching_ranges(block, at, stop, self._match):
@@ -182,6 +182,7 @@ class _Search:
 
     def _take(self, block: Block, first: int, stop: int) -> bool:
         """Add the live records among these seqs; return whether there is room for more."""
+        self._blocks.inflate(block)
         self._page.take(block, first - block.base_seq, stop - block.base_seq)
         return self._page.open and not self._page.is_full
 

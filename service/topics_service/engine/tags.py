@@ -89,11 +89,11 @@ def matching(
             found.update(run + offset for offset in array("I", row))
         for base in marked(store, log_id) if blocks.marked is not False else ():
             if base < bound and not blocks.is_below(base, s.earliest):
-                block = blocks.records(base, scan=True)
+                block = blocks.tagged(base, scan=True)
                 found.update(base + i for i in block.positions_of(match.value, prefix=prefix))
     at = max(s.sealed_to + 1, s.earliest)
     while (at := s.first_live(at)) <= s.head:
-        block = blocks.records(at)
+        block = blocks.tagged(at)
         found.update(block.base_seq + i for i in block.positions_of(match.value, prefix=prefix))
         at = block.end_seq
     return sorted(seq for seq in found if seq < bound and s.is_live(seq))

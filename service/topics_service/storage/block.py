@@ -10,7 +10,16 @@ a separate block kind (`kafkablock`); `StoredBlock` is the common base. Layout (
     tag, node, meta   each only if a record has one: u32 lengths (2^32-1 = absent), then the bytes
     kinds    only if a record is not JSON: one byte per record
 
-Version 1 had no `max_ts` in its header and is still read.
+That is version 2. Version 1 had no `max_ts` in its header and is still read. Version 3 is the same block in two
+sections (`sections`), and is written where at least one of them shrinks. Behind header and ts:
+
+    lengths  see `SECTIONS`
+    ends     u32 end offsets of the data
+    texts    a section: tag, node, the lengths of meta, kinds
+    payload  a section of `nbytes`: the bytes of data, then those of meta
+
+The checksum is over what is stored, so damage is found without inflating. The payload is inflated when the data or meta
+of a record is first requested: tags, sizes and times are known before.
 
 The record size that every limit, cap and counter uses is len(data) + len(meta) (docs/contract.md, 1.3).
 """
@@ -27,14 +36,20 @@ from typing import Literal, NamedTuple
 from msgspec import Raw
 from xxhash import xxh3_64
 
-from topics_service.storage import varbinary
+from topics_service.storage import sections, varbinary
+from topics_service.storage.recordbatch.header import Buffer
+from topics_service.storage.sections import DamagedSectionError, Packed
 from topics_service.storage.varbinary import Column, Texts, VarBinary, lengths
 
 # version, flags, count, log_id, base_seq, first_ts, last_ts, max_ts, cum_bytes, nbytes, data_len, checksum
 _HEADER = struct.Struct("<BBxxIQQqqqQQQQ")
 _HEADER_1 = struct.Struct("<BBxxIQQqqQQQQ")
 _U64 = struct.Struct("<Q")
+SECTIONS = struct.Struct("<BBxxII")
+"""The compression of texts and payload, the stored length of the texts, their length."""
 _VERSION = 2
+_PACKED_VERSION = 3
+_MANY = 16  # records, of which texts can be worth it whatever the data
 _TS, _TAG, _NODE, _META, _KIND = 1, 2, 4, 8, 16
 _TS_RUN = struct.Struct("<Iq")
 
@@ -52,7 +67,7 @@ class StoredBlock(ABC):
     Never changed after it is stored. `sizes_upto(i)` is the bytes of the records before i; `cum_bytes` the total of
     record bytes in the log before this block. `ts_runs` are (count, commit time), ascending. `max_ts` is the highest
     time of any record of the log up to the end of this block; records of Kafka clients have the clients' times.
-    `weight` is about the memory of the block.
+    `weight` is about the memory of the block. `payload` is the stored form of its records while they are not inflated.
     """
 
     __slots__ = (
@@ -64,6 +79,7 @@ class StoredBlock(ABC):
         "log_id",
         "max_ts",
         "nbytes",
+        "payload",
         "ts_runs",
         "weight",
     )
@@ -77,6 +93,7 @@ class StoredBlock(ABC):
     max_ts: int
     cum_bytes: int
     nbytes: int
+    payload: Packed | None
     weight: int
 
     @property
@@ -115,13 +132,35 @@ class StoredBlock(ABC):
 
     @abstractmethod
     def columns(self) -> "Block":
-        """The records as columns."""
+        """The records as columns, inflated: can raise `weight`. Raises CorruptBlockError."""
+
+    def tagged(self) -> "Block":
+        """As `columns`, for readers of sizes, tags and nodes: data and meta may not be inflated."""
+        return self.columns()
+
+    def inflate(self) -> None:
+        """Inflate the records, unless they are, which raises `weight`. Raises CorruptBlockError."""
+        payload = self.payload
+        if payload is not None:
+            try:
+                self._take(payload.inflated())
+            except DamagedSectionError as error:
+                raise CorruptBlockError(f"block {self.log_id}/{self.base_seq}: {error}") from error
+            self.weight += payload.size - len(payload.stored)
+            self.payload = None
+
+    def _take(self, payload: bytes) -> None:
+        """Take the inflated records. Raises DamagedSectionError."""
+        raise NotImplementedError("a block that is always inflated")
 
 
 class Block(StoredBlock):
-    """Records as columns. `ends[i]` is the end of record i's data in `data`."""
+    """Records as columns. `ends[i]` is the end of record i's data in `data`.
 
-    __slots__ = ("_metas", "_nodes", "_prefix", "_tags", "data", "ends", "kinds")
+    While `payload` is there, `_data` is empty and `_metas` has the lengths only.
+    """
+
+    __slots__ = ("_data", "_metas", "_nodes", "_prefix", "_tags", "ends", "kinds")
 
     def __init__(
         self,
@@ -129,14 +168,17 @@ class Block(StoredBlock):
         base_seq: int,
         ts_runs: Sequence[tuple[int, int]],
         ends: "array[int]",
-        data: bytes,
+        data: bytes | Packed,
         tags: Texts | None,
         nodes: Texts | None,
         metas: Texts | None,
         kinds: bytes | None,
         cum_bytes: int,
     ) -> None:
-        """Texts may be in their stored form, which is decoded only on use; most readers need none."""
+        """Texts may be in their stored form, which is decoded only on use; most readers need none.
+
+        `data` can be the packed payload; `metas` are the lengths then.
+        """
         self.log_id = log_id
         self.base_seq = base_seq
         self.count = len(ends)
@@ -144,22 +186,51 @@ class Block(StoredBlock):
         self.first_ts = ts_runs[0][1]
         self.last_ts = self.max_ts = ts_runs[-1][1]  # `max_ts` is raised when it is appended, or read from its row
         self.ends = ends
-        self.data = data
         self._tags = tags
         self._nodes = nodes
         self._metas = metas
         self.kinds = kinds
         self.cum_bytes = cum_bytes
         self._prefix: Sequence[int] | None = None
-        self.nbytes = len(data)
-        if metas is not None:
-            self.nbytes += varbinary.total(metas, self.count)
+        if isinstance(data, Packed):
+            self.payload, self._data = data, b""
+            self.nbytes, held = data.size, len(data.stored)
+        else:
+            self.payload, self._data = None, data
+            self.nbytes = len(data)
+            if metas is not None:
+                self.nbytes += varbinary.total(metas, self.count)
+            held = self.nbytes
         columns = sum(column is not None for column in (tags, nodes, metas))
-        self.weight = 600 + self.nbytes + self.count * (4 + 60 * columns)
+        self.weight = 600 + held + self.count * (4 + 60 * columns)
 
     def columns(self) -> "Block":
         """See StoredBlock: they are."""
+        self.inflate()
         return self
+
+    def tagged(self) -> "Block":
+        """See StoredBlock."""
+        return self
+
+    def _take(self, payload: bytes) -> None:
+        """See StoredBlock."""
+        if self._metas is None:
+            self._data = payload
+            return
+        size = self.ends[-1] if self.ends else 0
+        assert isinstance(self._metas, bytes), "the lengths as they are stored"
+        metas = self._metas + payload[size:]
+        if varbinary.stored_end(metas, 0, self.count) != len(metas):
+            raise DamagedSectionError("the lengths of its metas are not those of the payload")
+        self._data, self._metas = payload[:size], metas
+
+    @property
+    def data(self) -> bytes:
+        """The data of all records, one behind the other."""
+        if self.payload is not None:
+            self.inflate()
+        return self._data
 
     @property
     def tags(self) -> Column | None:
@@ -180,6 +251,8 @@ class Block(StoredBlock):
     @property
     def metas(self) -> Column | None:
         """The meta of each record; None when no record has one."""
+        if self.payload is not None:
+            self.inflate()
         if self._metas is None or isinstance(self._metas, list):
             return self._metas
         self._metas = values = self._values(self._metas)
@@ -193,6 +266,8 @@ class Block(StoredBlock):
 
         Without decoding single ones until they are needed; else they are there as a column.
         """
+        if part == "meta":
+            self.inflate()
         name = f"_{part}s"
         column: Texts | None = getattr(self, name)
         if not isinstance(column, bytes):
@@ -244,7 +319,8 @@ class Block(StoredBlock):
             tags, nodes, metas = (None if column is None else column[start:stop] for column in columns)
             kinds = None if self.kinds is None else self.kinds[start:stop]
         else:
-            pieces = [self.record_data(i) for i in positions]
+            whole, ends = self.data, self.ends
+            pieces = [whole[ends[i - 1] if i else 0 : ends[i]] for i in positions]
             data, ends = b"".join(pieces), array("I", accumulate(map(len, pieces)))
             tags, nodes, metas = (None if column is None else [column[i] for i in positions] for column in columns)
             kinds = None if self.kinds is None else bytes(self.kinds[i] for i in positions)
@@ -266,6 +342,7 @@ class Block(StoredBlock):
 
         Without `tags` or `nodes` the records lose them; `metas` replaces theirs.
         """
+        self.inflate()
         runs = ((self.count, ts),)
         kept_tags, kept_nodes = self._tags if tags else None, self._nodes if nodes else None
         kept_metas = self._metas if metas is None else metas
@@ -374,15 +451,50 @@ def _merge_column(columns: list[Column | None], blocks: Sequence[Block]) -> Colu
 def encode(block: Block) -> bytes:
     """The stored form of a block."""
     flags = 0
-    parts: list[bytes] = [block.ends.tobytes(), block.data]
+    payload = [block._data if block.payload is None else block.data]
+    texts: list[bytes] = []
+    tail: list[bytes] = []
     for flag, column in ((_TAG, block.tags), (_NODE, block.nodes), (_META, block.metas)):
         if column is not None:
             flags |= flag
-            parts += varbinary.stored(column)
+            stored = varbinary.stored(column)
+            tail += stored
+            texts += stored[: 1 if flag == _META else 2]
+            payload += stored[1:] if flag == _META else ()
     if block.kinds is not None:
         flags |= _KIND
-        parts.append(block.kinds)
-    return sealed(block, _VERSION, flags, len(block.data), parts)
+        tail.append(block.kinds)
+        texts.append(block.kinds)
+    ends, data = block.ends.tobytes(), payload[0]
+    if block.nbytes >= sections.WORTH or block.count >= _MANY:
+        parts = pack(b"".join(texts), b"".join(payload) if len(payload) > 1 else data, ends)
+        if parts is not None:
+            return sealed(block, _PACKED_VERSION, flags, len(data), parts)
+    return sealed(block, _VERSION, flags, len(data), [ends, data, *tail])
+
+
+def pack(texts: bytes, payload: Buffer, ends: bytes = b"") -> list[Buffer] | None:
+    """The parts of a body of two sections, behind its ts; None where neither shrinks."""
+    first, second = sections.compressed(texts), sections.compressed(payload)
+    if first is None and second is None:
+        return None
+    codecs = (sections.NONE if stored is None else sections.LZ4 for stored in (first, second))
+    stored = texts if first is None else first
+    return [SECTIONS.pack(*codecs, len(stored), len(texts)), ends, stored, payload if second is None else second]
+
+
+def unpack(value: bytes, at: int, count: int) -> tuple[bytes, bytes, int, bytes]:
+    """Take the body of two sections, from byte `at` on, apart. Raises DamagedSectionError.
+
+    Returns the end offsets of `count` records, the texts, and compression and stored form of the payload.
+    """
+    if len(value) < at + SECTIONS.size + 4 * count:
+        raise DamagedSectionError(f"{len(value)} bytes are too few for its sections")
+    first, second, stored, size = SECTIONS.unpack_from(value, at)
+    at += SECTIONS.size
+    behind = at + 4 * count
+    texts = Packed(first, value[behind : behind + stored], size).inflated()
+    return value[at:behind], texts, second, value[behind + stored :]
 
 
 def read_runs(head: "Head", value: bytes, at: int) -> tuple[list[tuple[int, int]], int]:
@@ -411,7 +523,7 @@ class Head(NamedTuple):
     checksum: int
 
 
-def sealed(block: StoredBlock, version: int, flags: int, data_len: int, parts: list[bytes]) -> bytes:
+def sealed(block: StoredBlock, version: int, flags: int, data_len: int, parts: Sequence[Buffer]) -> bytes:
     """Header, checksum, times where the records differ in them, and the parts of the body."""
     if len(block.ts_runs) > 1:
         flags |= _TS
@@ -459,9 +571,14 @@ def decode(value: bytes, log_id: int, base_seq: int) -> Block:
     Raises CorruptBlockError if a byte has changed, or the block belongs elsewhere.
     """
     head, at = unsealed(value, log_id, base_seq)
-    if head.version > _VERSION:
+    if head.version < _PACKED_VERSION:
+        return decode_body(head, value, at)
+    if head.version > _PACKED_VERSION:
         raise CorruptBlockError(f"block {log_id}/{base_seq}: version {head.version} is unknown")
-    return decode_body(head, value, at)
+    try:
+        return _decode_packed(head, value, at)
+    except DamagedSectionError as error:
+        raise CorruptBlockError(f"block {log_id}/{base_seq}: {error}") from error
 
 
 def decode_body(head: Head, value: bytes, at: int) -> Block:
@@ -481,6 +598,43 @@ def decode_body(head: Head, value: bytes, at: int) -> Block:
         else:
             columns.append(None)
     kinds = value[at : at + count] if flags & _KIND else None
+    return _decoded(head, runs, ends, data, columns, kinds)
+
+
+def _decode_packed(head: Head, value: bytes, at: int) -> Block:
+    """The block of two sections. Its texts are inflated, its payload only if it is stored as it is."""
+    flags, count = head.flags, head.records
+    runs, at = read_runs(head, value, at)
+    stored_ends, texts, codec, payload = unpack(value, at, count)
+    ends = array("I", stored_ends)
+    if (ends[-1] if ends else 0) != head.data_len:
+        raise DamagedSectionError(f"its records end at {ends[-1] if ends else 0}, not {head.data_len}")
+    columns: list[bytes | None] = []
+    at = 0
+    for flag in (_TAG, _NODE):
+        if flags & flag:
+            stop = varbinary.stored_end(texts, at, count) if flags >= 2 * flag else len(texts)
+            columns.append(texts[at:stop])
+            at = stop
+        else:
+            columns.append(None)
+    columns.append(texts[at : at + 4 * count] if flags & _META else None)
+    at += 4 * count if flags & _META else 0
+    kinds = texts[at : at + count] if flags & _KIND else None
+    block = _decoded(head, runs, ends, Packed(codec, payload, head.nbytes), columns, kinds)
+    if not codec:
+        block.inflate()
+    return block
+
+
+def _decoded(
+    head: Head,
+    runs: Sequence[tuple[int, int]],
+    ends: "array[int]",
+    data: bytes | Packed,
+    columns: Sequence[bytes | None],
+    kinds: bytes | None,
+) -> Block:
     tags, nodes, metas = columns
     block = Block(head.log_id, head.base_seq, runs, ends, data, tags, nodes, metas, kinds, head.cum_bytes)
     block.max_ts = head.max_ts

@@ -4,6 +4,10 @@ Layout: the header of every block (`block`), with version 16; `ts` as in a block
 own headers say how long each is and how many records it holds; the base offset in them means nothing, since the
 block's `base_seq` gives every record its offset. Nothing is decoded until the columns are requested.
 
+Batches that came uncompressed are stored compressed where that pays, with version 17: header and `ts`, then two
+sections as in a block of columns (`block`), without ends. The texts are the headers of the batches, the payload is
+their records. The batches are put together again, byte for byte, when they are first requested.
+
 A record counts its share of the bytes of its batch, for limits, caps and counters alike. So Kafka defines
 retention.bytes, and merging small blocks does not change it.
 """
@@ -15,12 +19,16 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from topics_service.storage import block as columnar
-from topics_service.storage import recordbatch
+from topics_service.storage import recordbatch, sections
 from topics_service.storage.block import Block, CorruptBlockError, StoredBlock, merge_runs
 from topics_service.storage.recordbatch import Header
+from topics_service.storage.recordbatch.header import HEADER, Buffer, header_of
+from topics_service.storage.sections import DamagedSectionError, Packed
 from topics_service.storage.varbinary import Column
 
 _VERSION = 16
+_PACKED_VERSION = 17
+_KINDS = (bytes([_VERSION]), bytes([_PACKED_VERSION]))
 
 
 class Part(NamedTuple):
@@ -37,9 +45,12 @@ class Part(NamedTuple):
 
 
 class KafkaBlock(StoredBlock):
-    """Record batches v2, one or more, in `body`; see `StoredBlock`."""
+    """Record batches v2, one or more, in `body`; see `StoredBlock`.
 
-    __slots__ = ("_columns", "_starts", "body", "parts")
+    While `payload` is there, `_body` has the headers of the batches only.
+    """
+
+    __slots__ = ("_body", "_columns", "_starts", "parts")
 
     def __init__(
         self,
@@ -49,14 +60,19 @@ class KafkaBlock(StoredBlock):
         body: bytes,
         headers: Sequence[tuple[int, Header]],
         cum_bytes: int,
+        payload: Packed | None = None,
     ) -> None:
-        """`headers` are those of the batches, each with its place in the body."""
+        """`headers` are those of the batches, each with its place in the body.
+
+        With the packed `payload`, `body` is the headers as stored.
+        """
         self.log_id = log_id
         self.base_seq = base_seq
         self.ts_runs = ts_runs
         self.first_ts = ts_runs[0][1]
         self.last_ts = ts_runs[-1][1]
-        self.body = body
+        self._body = body
+        self.payload = payload
         if len(headers) == 1:  # as it is appended: 3 us less
             ((at, header),) = headers
             self.parts = [Part(0, at, header)]
@@ -68,9 +84,26 @@ class KafkaBlock(StoredBlock):
             self.max_ts = max(header.max_ts for _, header in headers)
             self._starts = [part.first for part in self.parts]
         self.cum_bytes = cum_bytes
-        self.nbytes = len(body)
-        self.weight = 1000 + 300 * len(self.parts) + len(body)
+        self.nbytes = len(body) if payload is None else len(body) + payload.size
+        self.weight = 1000 + 300 * len(self.parts) + len(body) + (0 if payload is None else len(payload.stored))
         self._columns: Block | None = None
+
+    @property
+    def body(self) -> bytes:
+        """The batches, one behind the other."""
+        if self.payload is not None:
+            self.inflate()
+        return self._body
+
+    def _take(self, payload: bytes) -> None:
+        """See StoredBlock."""
+        pieces: list[bytes] = []
+        at = 0
+        for i, part in enumerate(self.parts):
+            stop = at + part.header.size - HEADER.size
+            pieces += (self._body[i * HEADER.size : (i + 1) * HEADER.size], payload[at:stop])
+            at = stop
+        self._body = b"".join(pieces)
 
     def part_at(self, i: int) -> Part:
         """The batch that holds the record at position i."""
@@ -161,24 +194,60 @@ def encode(block: StoredBlock) -> bytes:
     if isinstance(block, Block):
         return columnar.encode(block)
     assert isinstance(block, KafkaBlock), "there are two kinds"
-    return columnar.sealed(block, _VERSION, 0, len(block.body), [block.body])
+    body = block.body
+    if len(body) >= sections.WORTH and any(not part.header.codec for part in block.parts):
+        parts = columnar.pack(*_split(body, block.parts))
+        if parts is not None:
+            return columnar.sealed(block, _PACKED_VERSION, 0, len(body), parts)
+    return columnar.sealed(block, _VERSION, 0, len(body), [body])
+
+
+def _split(body: bytes, parts: Sequence[Part]) -> tuple[bytes, Buffer]:
+    """The headers of the batches, and their records."""
+    whole = memoryview(body)
+    if len(parts) == 1:
+        return body[: HEADER.size], whole[HEADER.size :]
+    heads = b"".join(whole[part.offset : part.offset + HEADER.size] for part in parts)
+    return heads, b"".join(whole[part.offset + HEADER.size : part.offset + part.header.size] for part in parts)
 
 
 def decode(value: bytes, log_id: int, base_seq: int) -> StoredBlock:
     """The block of any kind that is stored as `value`; see `block.decode`."""
-    if value[:1] != bytes([_VERSION]):
+    if value[:1] not in _KINDS:
         return columnar.decode(value, log_id, base_seq)
     head, at = columnar.unsealed(value, log_id, base_seq)
     runs, at = columnar.read_runs(head, value, at)
-    body = value[at:]
     try:
-        headers = recordbatch.headers(body)
-    except recordbatch.InvalidBatchError as error:
+        if head.version == _VERSION:
+            body = value[at:]
+            block = KafkaBlock(log_id, base_seq, runs, body, recordbatch.headers(body), head.cum_bytes)
+        else:
+            block = _decode_packed(head, runs, value, at)
+    except (recordbatch.InvalidBatchError, DamagedSectionError) as error:
         raise CorruptBlockError(f"block {log_id}/{base_seq}: {error}") from error
-    block = KafkaBlock(log_id, base_seq, runs, body, headers, head.cum_bytes)
     if block.count != head.records:
         raise CorruptBlockError(
             f"block {log_id}/{base_seq}: its batches hold {block.count} records, not {head.records}"
         )
     block.max_ts = head.max_ts
+    return block
+
+
+def _decode_packed(head: columnar.Head, runs: Sequence[tuple[int, int]], value: bytes, at: int) -> KafkaBlock:
+    """The block of two sections. Its payload is inflated only if it is stored as it is."""
+    _, heads, codec, stored = columnar.unpack(value, at, 0)
+    headers: list[tuple[int, Header]] = []
+    position = 0
+    for first in range(0, len(heads), HEADER.size):
+        header = header_of(heads, first)
+        if header.size < HEADER.size:
+            raise DamagedSectionError(f"a batch of {header.size} bytes")
+        headers.append((position, header))
+        position += header.size
+    if not headers or position != head.nbytes:
+        raise DamagedSectionError(f"its batches have {position} bytes, not {head.nbytes}")
+    payload = Packed(codec, stored, head.nbytes - len(heads))
+    block = KafkaBlock(head.log_id, head.base_seq, runs, heads, headers, head.cum_bytes, payload)
+    if not codec:
+        block.inflate()
     return block

@@ -37,10 +37,23 @@ def _blocks() -> list[bytes]:
         9,
     )
     later = columnar.build(LOG, BASE + 3, 9, [b"[]"] * 20, [b"x" * 50] * 20, None, None, None, 60)
-    batch = recompressed(aiokafka_batch(samples(6)), "zstd")
-    header = recordbatch.headers(batch)[0][1]
-    kafka = kafkablock.build(LOG, BASE, 5, batch, header, 0)
-    return [*map(kafkablock.encode, (plain, full, columnar.merge([plain, later]), kafka))]
+    packed = columnar.build(
+        LOG,
+        BASE,
+        5,
+        [b'{"n":%d,"of":"the same"}' % i for i in range(30)],
+        [b"tag"] * 30,
+        None,
+        [b'{"a":1}', *[None] * 29],
+        bytes(30),
+        9,
+    )
+    kafka = [_batch_block(recompressed(aiokafka_batch(samples(6)), codec)) for codec in ("zstd", "none")]
+    return [*map(kafkablock.encode, (plain, full, columnar.merge([plain, later]), packed, *kafka))]
+
+
+def _batch_block(batch: bytes) -> kafkablock.KafkaBlock:
+    return kafkablock.build(LOG, BASE, 5, batch, recordbatch.headers(batch)[0][1], 0)
 
 
 def _read(value: bytes) -> Any:
@@ -111,6 +124,12 @@ TARGETS = (
             "topics_service.storage.block:decode_body",
             "topics_service.storage.block:read_runs",
             "topics_service.storage.block:unsealed",
+            "topics_service.storage.block:unpack",
+            "topics_service.storage.block:inflate",
+            "topics_service.storage.block:_decode_packed",
+            "topics_service.storage.block:_decoded",
+            "topics_service.storage.kafkablock:_decode_packed",
+            "topics_service.storage.sections:inflated",
             "topics_service.storage.varbinary:_read_lengths",
             "topics_service.storage.varbinary:stored_end",
         ),
@@ -122,6 +141,7 @@ TARGETS = (
         errors=(CorruptBlockError, InvalidBatchError, MalformedRecordError, struct.error, StoreError, *_BUILTIN),
         samples=_blocks(),
         covers=(),
+        growth=600,
     ),
     Target(
         name="record batch",

@@ -38,7 +38,7 @@ class Copies:
             if looked_at >= RECORDS or reads == BLOCKS:
                 self.cursor = at - 1
                 return
-            block = blocks.records(at, scan=True)
+            block = blocks.tagged(at, scan=True)
             reads += 1
             start = at - block.base_seq
             stop = min(start + RECORDS - looked_at, min(block.end_seq, end + 1) - block.base_seq)
@@ -49,6 +49,7 @@ class Copies:
                     return
             positions = _chosen(block, start, stop, s, match)
             if positions:
+                blocks.inflate(block)
                 self.pieces.append((block, positions))
                 self.count += len(positions)
                 room -= block.sizes_upto(positions[-1] + 1) - block.sizes_upto(positions[0])

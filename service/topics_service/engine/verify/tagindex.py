@@ -44,7 +44,7 @@ class TagIndex:
         if block.base_seq > self._top or block.base_seq in self._marked:
             return
         positions: defaultdict[bytes, list[int]] = defaultdict(list)
-        for i, tag in enumerate(block.columns().tags or ()):
+        for i, tag in enumerate(block.tagged().tags or ()):
             if tag is not None and self._s.is_live(block.base_seq + i):
                 positions[tag].append(block.base_seq + i)
         for tag, seqs in positions.items():
@@ -138,7 +138,7 @@ class TagIndex:
             except DECODING:  # reported with the records
                 return _UNKNOWN
             cache.put(block)
-        tags = block.columns().tags if seq < block.end_seq else (_UNKNOWN,) * (seq - block.base_seq + 1)
+        tags = block.tagged().tags if seq < block.end_seq else (_UNKNOWN,) * (seq - block.base_seq + 1)
         return None if tags is None else tags[seq - block.base_seq]
 
 
