@@ -67,6 +67,15 @@ async def test_writes_that_come_while_an_fsync_runs_share_the_next_one(commit: G
     assert len(disk.syncs) == 2
 
 
+async def test_writes_of_a_turn_of_the_loop_share_an_fsync(commit: GroupCommit, disk: Disk) -> None:
+    disk.proceed.set()
+    for disk.written in (1, 2, 3):
+        commit.want(disk.written)
+        assert not disk.began.wait(0.02), "it begins once the turn is over"
+    await commit.wait(3)
+    assert disk.syncs == [3]
+
+
 async def test_it_is_visible_before_it_is_acknowledged(commit: GroupCommit, disk: Disk) -> None:
     disk.written = 1
     disk.proceed.set()

@@ -216,7 +216,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert reply.created
             identity = engine.catalog.topics[name].identity
             topic = self.topics[name] = Topic(identity.topic_id, TopicConfig(), writes + 1 - self.base)
-            self.history.append((writes + 1, self._kept()))
+            assert ticket == topic.created_ticket == self.store.writes - self.base, "one write makes it and fills it"
         else:
             known = None if key is None else topic.written.keys.get(key)
             if known is not None and self.now - known.created <= topic.config.idempotency_window_ms:
@@ -258,7 +258,8 @@ class EngineMachine(RuleBasedStateMachine):
             end = self.now + config.idempotency_window_ms + 1
             made = Key(reply.first_seq, len(datas), state.head, self.now, end, None)
             state = replace(state, keys={**state.keys, key: made})
-        own = ticket if ticket > topic.created_ticket else 0  # a write may wait only for its topic's creation
+        # A write may wait only for its topic's creation.
+        own = ticket if reply.created or ticket > topic.created_ticket else 0
         if own > self.synced or ticket <= self.synced:
             self._commit(topic, state, own)
         else:

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from engine_support import World, code, gap
+from engine_support import CrashStore, FaultyStore, World, code, gap
 
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits
-from topics_service.engine.model import ConfigInput, ListTopicsRequest
+from topics_service.engine.model import ConfigInput, ListTopicsRequest, QueueCounters
 from topics_service.storage.store import Family
 
 
@@ -75,6 +75,55 @@ def test_a_topic_that_was_created_stays_though_its_first_write_is_refused(world:
     assert code(error) == "record_too_large"
     world.engine.sync()
     assert world.state().head_seq == 0
+
+
+@pytest.mark.parametrize("durability", ["fsync", "disk", "memory", "ephemeral"])
+def test_a_topic_and_its_first_records_are_one_write(durability: str) -> None:
+    world = World(CrashStore())
+    before = world.engine.writer.written
+    reply, ticket = world.try_append(1, 1, config=ConfigInput(durability=durability))
+    assert ticket == world.engine.writer.written == before + 1
+    assert reply.created
+    with pytest.raises(TopicsError, match="does not exist"):
+        world.state()
+    world.engine.sync()
+    assert (world.state().head_seq, world.seqs()) == (2, [1, 2])
+    world.cut_power()
+    assert world.seqs() == ([] if durability == "ephemeral" else [1, 2])
+    world.append(1, topic="u", sync=False)
+    world.cut_power()
+    assert not world.engine.has_topic("u"), "neither the topic nor its record"
+
+
+@pytest.mark.parametrize("fault", ["stalled", "broken"])
+def test_a_first_write_that_fails_leaves_no_topic_and_no_open_queue(fault: str) -> None:
+    store = FaultyStore()
+    world = World(store)
+    rows = store.rows()
+    setattr(store, fault, True)
+    for request in ({}, {"config": ConfigInput(type="queue"), "delay_ms": 50}):
+        with pytest.raises(TopicsError) as error:
+            world.append(1, **request)
+        assert code(error) == ("throttled" if fault == "stalled" else "internal")
+    assert (store.rows(), world.engine.ready().topics) == (rows, 0)
+    setattr(store, fault, False)
+    if fault == "broken":
+        world.kill()
+    world.append(1, config=ConfigInput(type="queue"), priority=1)
+    world.append(1, delay_ms=50)
+    assert world.state().identity.epoch == 1, "the number of the topic that was not made"
+    assert world.state().queue == QueueCounters(
+        ready=1, in_flight=0, dead_lettered=0, delayed=1, retrying=0, exhausted=0
+    )
+
+
+def test_topics_of_the_default_config_share_it(world: World) -> None:
+    world.append(1, topic="a")
+    world.put("b")
+    world.put("c", cap_records=1)
+    world.put("c")
+    assert world.state("a").config is world.state("b").config
+    assert world.state("c").config == world.state("a").config
 
 
 def test_deleting(world: World) -> None:

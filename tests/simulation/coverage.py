@@ -66,6 +66,7 @@ REQUIRED = {
     "a session that went on after a crash": 5000,
     "a stale token refused": 1000,
     "a topic deleted": 300,
+    "a topic made by its first write": 700,
     "a write deduplicated": 1000,
     "a write of the class disk": 6000,
     "a write of the class ephemeral": 1000,

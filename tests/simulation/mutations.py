@@ -269,7 +269,7 @@ _SEEDS = {
     "deletes not written": 7,
     "a ceiling not written": 3,
     "a lost tail not looked for": 2,
-    "copies that exactly_once forgets": 4,
+    "copies that exactly_once forgets": 96,
     "a gap not written": 8,
     "a lease that ends too early": 5,
     "a stale token that acts": 23,
@@ -294,7 +294,7 @@ _SEEDS = {
     "a lost lease that is called held": 5,
     "a delay that is listed without its end": 2,
     "a redrive of what does not match": 9,
-    "an edge that is taken for a cycle": 4,
+    "an edge that is taken for a cycle": 17,
 }
 
 MUTATIONS = {name: (planted, _SEEDS.get(name, 1)) for name, planted in _BUGS.items()}

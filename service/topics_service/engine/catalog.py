@@ -1,6 +1,7 @@
 """The catalog of topics: by name, as rows, and with the moment at which each becomes visible."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from msgspec.structs import replace
 from sortedcontainers import SortedDict
@@ -118,6 +119,23 @@ class Catalog:
     ) -> Topic:
         """Write a new topic, which readers see once that is durable. Raises `throttled` when there are too many."""
         self.check_partitions(resolved, partitions)
+        with Transaction(self._writer) as tx:
+            topic = self.stage(tx, name, resolved, partitions, kafka_configs)
+            tx.commit()
+        return topic
+
+    def stage(
+        self,
+        tx: Transaction,
+        name: str,
+        resolved: TopicConfig,
+        partitions: int = 1,
+        kafka_configs: dict[str, str] | None = None,
+    ) -> Topic:
+        """Stage a new topic, which is found once the transaction is committed. Its logs may be staged in the same one.
+
+        One topic at a time. Raises `throttled` when there are too many.
+        """
         self.check_capacity(partitions)
         now = self._clock.now_ms()
         number = self._next_topic
@@ -126,19 +144,24 @@ class Catalog:
             name=name, topic_id=f"top_{self._new_id(now)}", slug=names.slug(name), rrl=names.rrl(self._prefix, name),
             config=resolved, log_ids=ids, created_ts=now, kafka_configs=kafka_configs or {},
         )  # fmt: skip
-        with Transaction(self._writer) as tx:
-            tx.batch.put(Family.TOPICS, keys.u64(number), row.encode())
-            tx.batch.put(Family.META, _NEXT_TOPIC, keys.u64(number + 1))
-            self._stage_logs(tx, ids)
-            tx.commit()
-        self._next_topic = number + 1
-        topic = self.topics[name] = Topic(number, row, self._new_logs(ids), visible_after=tx.ticket)
-        self._logs += partitions
-        self.counts.add(resolved)
+        tx.batch.put(Family.TOPICS, keys.u64(number), row.encode())
+        tx.batch.put(Family.META, _NEXT_TOPIC, keys.u64(number + 1))
+        self._stage_logs(tx, ids)
+        topic = Topic(number, row, self._new_logs(ids))
         self.on_configured(topic)
-        self._writer.promote_with(-number, lambda synced: self._announce(topic, synced))
-        self._writer.request_sync(tx.ticket)
+        tx.stage(_Creation(self, topic))
         return topic
+
+    def created(self, topic: Topic, ticket: int) -> None:
+        """Add a topic that `stage` staged, once it is written."""
+        self._next_topic = topic.number + 1
+        self._next_log = topic.logs[-1].log_id + 1
+        self.topics[topic.name] = topic
+        topic.visible_after = ticket
+        self._logs += len(topic.logs)
+        self.counts.add(topic.config)
+        self._writer.promote_with(-topic.number, lambda synced: self._announce(topic, synced))
+        self._writer.request_sync(ticket)
 
     def check_partitions(self, config: TopicConfig, count: int) -> None:
         """Raise `invalid_request` if a topic with this config can't have that number of partitions."""
@@ -162,6 +185,7 @@ class Catalog:
     def grown(self, topic: Topic, row: TopicRow, logs: list[Log]) -> None:
         """Apply what `grow` staged, once it is written."""
         self._logs += len(logs) - len(topic.logs)
+        self._next_log = logs[-1].log_id + 1
         topic.adopt(row, logs)
         self.on_configured(topic)
         self._notify_changed()
@@ -172,7 +196,6 @@ class Catalog:
         tx.batch.put(Family.META, _NEXT_LOG, keys.u64(ids[-1] + 1))
 
     def _new_logs(self, ids: list[int]) -> list[Log]:
-        self._next_log = ids[-1] + 1
         return [Log(log_id, self._writer, self._memory, self._cache, Snapshot(), ceiling=0) for log_id in ids]
 
     def remove(self, topic: Topic, tx: Transaction) -> None:
@@ -209,6 +232,21 @@ class Catalog:
             callback(topic)
         self._notify_changed()
         return True
+
+
+class _Creation(NamedTuple):
+    """A new topic's part of a transaction."""
+
+    catalog: Catalog
+    topic: Topic
+
+    def publish(self, ticket: int) -> int:
+        """See Change."""
+        self.catalog.created(self.topic, ticket)
+        return ticket
+
+    def undo(self) -> None:
+        """See Change."""
 
 
 def _counter(store: Store, key: bytes) -> int:

@@ -50,6 +50,8 @@ def resolve(topic: str, given: ConfigInput, existing: TopicConfig | None = None)
 
     Raises `invalid_request`, or `topic_exists_incompatible` for a change of type.
     """
+    if existing is None and given == _OMITTED:
+        return _DEFAULT
     found: dict[str, Any] = {}
     for name, field in FIELDS.items():
         value = getattr(given, name)
@@ -84,3 +86,7 @@ def resolve(topic: str, given: ConfigInput, existing: TopicConfig | None = None)
     durability = found.get("durability") or ("fsync" if given.durable else "disk")
     found.update(type=kind, durability=durability, durable=durability == "fsync")
     return TopicConfig(**found | {"retain_until_acked_by": groups or UNSET})
+
+
+_OMITTED: Final = ConfigInput()
+_DEFAULT: Final = TopicConfig()

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from msgspec import Struct
-from ulid import ULID
 
 from topics_client.units import counted
 from topics_service.engine import checks, config, idempotency, maintenance, names, reader, recovery, retention
@@ -53,6 +52,7 @@ from topics_service.engine.router.routers import Routers
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import Topic, TopicRow
 from topics_service.engine.transaction import Transaction
+from topics_service.engine.ulids import Ulids
 from topics_service.engine.watch.core import Watch
 from topics_service.engine.watch.frames import WatchRequest
 from topics_service.engine.writer import Writer
@@ -102,7 +102,7 @@ class Engine:
         boot_id: str = "",
         cache_bytes: int = 64 << 20,
         recover: bool = True,
-        new_id: Callable[[int], str] = lambda now: str(ULID.from_timestamp(now / 1000)).lower(),
+        new_id: Callable[[int], str] | None = None,
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
         """Recover the state in the store; O(topics). Raises StoreOpenError.
@@ -118,7 +118,13 @@ class Engine:
         self.blocks = BlockCache(cache_bytes)
         self.writer = Writer(store)
         self.catalog = Catalog(
-            self.writer, self._memory, self.blocks, clock, self.limits, prefix or names.ResourcePrefix(), new_id
+            self.writer,
+            self._memory,
+            self.blocks,
+            clock,
+            self.limits,
+            prefix or names.ResourcePrefix(),
+            new_id or Ulids(),
         )
         self.capacity = Capacity(self.writer, self._memory, clock, self.limits)
         self._touched: dict[int, Log] = {}
@@ -313,28 +319,40 @@ class Engine:
         checks.check_idempotency_key(request.idempotency_key, self.limits)
         checks.check_records(batch, self.limits)
         checks.check_schedule(request)
+        now, key = self._clock.now_ms(), request.idempotency_key
         topic = self.catalog.find(request.topic)
         created = topic is None
-        if topic is None:
-            topic = self._create_for(request)
-        checks.check_scheduled_type(request, topic.config.type)
-        now, log, key = self._clock.now_ms(), topic.partition(request.partition), request.idempotency_key
-        if key is not None:
-            first = log.remembered(key, topic.config, now)
+        if topic is not None:
+            checks.check_scheduled_type(request, topic.config.type)
+            log = topic.partition(request.partition)
+            first = None if key is None else log.remembered(key, topic.config, now)
             if first is not None:
                 reply = AppendReply(
                     topic=topic.name, partition=request.partition, partition_count=len(topic.logs),
                     first_seq=first.first_seq, count=first.count, head_seq=first.head_seq, created=False, deduped=True,
                 )  # fmt: skip
                 return reply, max(log.ticket_of(reply.last_seq), self.catalog.unsynced(topic))
-        s = log.begin(topic.config, now)
-        if self.capacity.is_checked(topic):
-            self.capacity.check(topic, s, len(batch.datas), checks.batch_bytes(batch), log=log)
-        remember = None if key is None else (key, min(now + topic.config.idempotency_window_ms + 1, config.U64_MAX))
         with Transaction(self.writer) as tx:
+            if topic is None:
+                topic = self._stage_for(request, tx)
+                log = topic.log
+            s = log.begin(topic.config, now)
+            if self.capacity.is_checked(topic):
+                try:
+                    self.capacity.check(topic, s, len(batch.datas), checks.batch_bytes(batch), log=log)
+                except TopicsError:
+                    if created:
+                        tx.commit()  # a topic that is too small for the write stays
+                    raise
+            remember = None if key is None else (key, min(now + topic.config.idempotency_window_ms + 1, config.U64_MAX))
             first_seq = log.append(tx, s, batch, topic.config, now, remember)
             jobs = self.queues.stage_jobs(tx, topic, request, first_seq, now) if request.is_scheduled else None
-            ticket = tx.commit()
+            try:
+                ticket = tx.commit()
+            except TopicsError:
+                if created:
+                    self.queues.forget(topic)  # it is open if jobs were staged
+                raise
         if jobs is not None:
             self.queues.added(topic, jobs)
         self._touched[log.log_id] = log
@@ -515,7 +533,8 @@ class Engine:
         """Note that maintenance is due on the log."""
         self._touched[log.log_id] = log
 
-    def _create_for(self, request: AppendRequest) -> Topic:
+    def _stage_for(self, request: AppendRequest, tx: Transaction) -> Topic:
+        """Stage the creation of the topic that the request writes to."""
         given = request.config or ConfigInput()
         create = request.create
         if create is None:
@@ -527,7 +546,7 @@ class Engine:
             raise partition_not_found(request.topic, request.partition, 1)
         resolved = config.resolve(request.topic, given)
         checks.check_scheduled_type(request, resolved.type)
-        return self.catalog.create(request.topic, resolved)
+        return self.catalog.stage(tx, request.topic, resolved)
 
     def _check_growth(self, topic: Topic, count: int) -> None:
         """Raise for a number of partitions that the topic can't have."""

@@ -101,7 +101,10 @@ def append(
     reply, ticket = world.call(lambda: world.engine.append(request), *expected)
     demand(not expected, f"a write is taken that is {expected}")
     demand(reply.created == (topic is None), f'"{name}" is made by a write, or is not')
-    topic = world.topics.by_name[name]
+    if topic is None:
+        topic = world.topics.by_name[name]
+        demand(topic.created == world.engine.writer.written, f'"{name}" is made in one write and filled in another')
+        world.trace.meet("a topic made by its first write")
     log, config = topic.logs[partition], topic.config
     known = _known(world, topic, partition, key)
     gated = config.durability == "fsync"

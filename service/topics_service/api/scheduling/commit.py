@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
+from topics_net import background
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.writer import Span
@@ -55,6 +56,7 @@ class GroupCommit:
         self._loop = asyncio.get_running_loop()
         self._condition = threading.Condition()
         self._wanted = 0
+        self._is_waking = False
         self._stopping = False
         self._durable = 0  # by the commit thread
         self._published = 0  # by the loop, a moment later
@@ -76,11 +78,20 @@ class GroupCommit:
         return commit
 
     def want(self, ticket: int) -> None:
-        """Request that `ticket` become durable soon, without waiting."""
+        """Request that `ticket` become durable soon, without waiting.
+
+        The thread is woken at the end of the loop's turn: what other requests write in it shares the fsync.
+        """
         if ticket > self._wanted:
-            with self._condition:
-                self._wanted = ticket
-                self._condition.notify()
+            self._wanted = ticket
+            if not self._is_waking:
+                self._is_waking = True
+                background.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._is_waking = False
+        with self._condition:
+            self._condition.notify()
 
     def covers(self, ticket: int) -> bool:
         """True if `ticket` is durable and visible, so that `wait` would return at once."""
@@ -97,7 +108,8 @@ class GroupCommit:
         if self._failure is None:
             self._waiters.append((ticket, waiter))
             self._count_waiters()
-            self.want(ticket)
+            if ticket > self._wanted:
+                self.want(ticket)
         else:
             waiter.set_exception(_failed())
         if self.span is None:
