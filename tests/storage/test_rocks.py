@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rocksdict import ReadOptions
 
 from topics_service.engine.blocks import BlockCache, LogBlocks
 from topics_service.engine.errors import TopicsError
@@ -233,6 +234,43 @@ def refusal(read: Callable[[bytes], object], seq: int) -> str:
     except StoreError as error:
         return str(error)
     return ""
+
+
+def test_a_scan_walks_no_deleted_rows_behind_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def impatient() -> ReadOptions:
+        options = ReadOptions()
+        options.set_max_skippable_internal_keys(10)
+        return options
+
+    store = RocksStore(tmp_path / "data")
+    batch = store.batch()
+    for i in range(1000):
+        batch.put(B, b"%04d" % i, b"value")
+        if i:
+            batch.delete(B, b"%04d" % i)
+    store.write(batch)
+    monkeypatch.setattr("topics_service.storage.rocks.ReadOptions", impatient)
+    with pytest.raises(StoreError, match="Too many internal keys"):
+        list(store.scan(B, b"0001", b"9999"))
+    assert list(store.scan(B, b"0001", b"0002")) == []
+    assert list(store.scan(B, b"0000", b"0002")) == [(b"0000", b"value")]
+    store.close()
+
+
+def test_bounds_of_scans_live_as_long_as_the_scans(tmp_path: Path) -> None:
+    store = RocksStore(tmp_path / "data")
+    batch = store.batch()
+    for i in range(1000):
+        batch.put(B, b"%04d" % i, b"")
+    store.write(batch)
+    scans = [(i, store.scan(B, b"%04d" % i, b"%04d" % (i + i % 7))) for i in range(900)]
+    firsts = [next(rows, None) for _, rows in scans]
+    junk = [bytes(4 + i % 60) for i in range(10_000)]
+    for (i, rows), first in zip(scans, firsts, strict=True):
+        found = [row[0] for row in (first, *rows) if row is not None]
+        assert found == [b"%04d" % (i + n) for n in range(i % 7)]
+    assert junk
+    store.close()
 
 
 @pytest.mark.parametrize("how", ["get", "floor", "scan"])

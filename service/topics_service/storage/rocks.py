@@ -17,6 +17,7 @@ from rocksdict import (
     Options,
     Rdict,
     RdictIter,
+    ReadOptions,
     WriteOptions,
 )
 from rocksdict import WriteBatch as RawBatch
@@ -305,14 +306,13 @@ class RocksStore:
         return cursor.key(), cursor.value()
 
     def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See Store."""
-        cursor = self._families[family].iter()
+        """See Store. The bound is RocksDB's: deleted rows behind it are not walked, of which there can be many."""
+        options = ReadOptions()
+        options.set_iterate_upper_bound(stop)  # the cursor points to both of them, and does not keep them alive
+        cursor = self._families[family].iter(options)
         cursor.seek(start)
         while cursor.valid():
-            key: bytes = cursor.key()
-            if key >= stop:
-                return
-            yield key, cursor.value()
+            yield cursor.key(), cursor.value()
             cursor.next()
         why = self.why(cursor)
         if why is not None:
