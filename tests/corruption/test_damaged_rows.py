@@ -19,6 +19,8 @@ from topics_service.storage import keys
 from topics_service.storage.kafkablock import decode, encode
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family, WriteBatch
+from topics_service.storage.tagchunk import Chunk, Entries
+from topics_service.storage.tagchunk import encode as encode_chunk
 
 LAST = b"\xff" * 40
 
@@ -97,8 +99,58 @@ def bring_back(rows: Rows) -> None:
     rows.batch.delete(Family.DELETES, rows.of(Family.DELETES, "large")[0][0])
 
 
+def first_chunk(rows: Rows) -> tuple[bytes, Chunk]:
+    """The first chunk of the tag index of `large`."""
+    start = keys.runs(rows.log("large"))[1]
+    key, value = next(row for row in rows.of(Family.TAGS, "large") if row[0] >= start)
+    return key, Chunk(value)
+
+
+def put_entries(rows: Rows, tags: list[bytes], positions: list[int]) -> None:
+    key, _ = first_chunk(rows)
+    rows.batch.put(Family.TAGS, key, encode_chunk(Entries(tags, [1] * len(tags), array("I", positions))))
+
+
 def lose_index(rows: Rows) -> None:
-    rows.batch.delete(Family.TAGS, keys.tag(rows.log("large"), b"t9", 1))
+    rows.batch.delete(Family.TAGS, first_chunk(rows)[0])
+
+
+def lose_run(rows: Rows) -> None:
+    rows.batch.delete(Family.TAGS, rows.of(Family.TAGS, "large")[0][0])
+
+
+def stray_entry(rows: Rows) -> None:
+    key, chunk = first_chunk(rows)
+    tags, counts, positions = chunk.entries()
+    rows.batch.put(
+        Family.TAGS, key, encode_chunk(Entries([b"never", *tags], [1, *counts], array("I", [4]) + positions))
+    )
+
+
+def unsorted_entries(rows: Rows) -> None:
+    put_entries(rows, [b"b", b"a"], [1, 2])
+
+
+def entry_behind_its_run(rows: Rows) -> None:
+    put_entries(rows, [b"b"], [1 << 31])
+
+
+def damaged_chunk(rows: Rows) -> None:
+    rows.batch.put(Family.TAGS, first_chunk(rows)[0], b"\x01\x00\x00\x00\x05\x00\x00\x00")
+
+
+def damaged_run(rows: Rows) -> None:
+    rows.batch.put(Family.TAGS, rows.of(Family.TAGS, "large")[0][0], b"\x01")
+
+
+def run_too_long(rows: Rows) -> None:
+    key, value = rows.of(Family.TAGS, "large")[0]
+    rows.batch.put(Family.TAGS, key, value[:8] + (1 << 40).to_bytes(8, "little"))
+
+
+def overlapping_runs(rows: Rows) -> None:
+    _, value = rows.of(Family.TAGS, "large")[0]
+    rows.batch.put(Family.TAGS, keys.run(rows.log("large"), 2, 0), value)
 
 
 def stray_index(rows: Rows) -> None:
@@ -181,6 +233,14 @@ CASES = [
     Case(miscount_deletes, "mismatch", "large", (0, 65535), "a delete bitmap counts"),
     Case(bring_back, "mismatch", "large", None, "are alive"),
     Case(lose_index, "missing", "large", None, "does not know", deep=True),
+    Case(lose_run, "missing", "large", None, "does not know", deep=True),
+    Case(stray_entry, "mismatch", "large", (5, 5), "without the tag 'never'", deep=True),
+    Case(unsorted_entries, "damaged", "large", None, "not in order"),
+    Case(entry_behind_its_run, "damaged", "large", None, "behind its run"),
+    Case(damaged_chunk, "damaged", "large", None, "the header of a chunk"),
+    Case(damaged_run, "damaged", "large", None, "a run of the tag index"),
+    Case(run_too_long, "mismatch", "large", None, "speaks of seqs above"),
+    Case(overlapping_runs, "damaged", "large", None, "overlaps with the run before it"),
     Case(stray_index, "mismatch", "large", (5, 5), "without the tag 'never'", deep=True),
     Case(unsorted_index, "damaged", "large", None, "not in order"),
     Case(lose_expiry, "missing", None, None, "has no expiry"),

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from topics_service.engine import tagruns
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import (
@@ -22,8 +23,10 @@ from topics_service.engine.model import (
     TagMatch,
     TopicState,
 )
+from topics_service.storage import keys
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family, StoreError, StoreStalledError, WriteBatch
+from topics_service.storage.tagchunk import Chunk
 
 
 def any_of(**fields: Sequence[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -266,3 +269,20 @@ def code(error: Any) -> str:
     """The error code of a caught TopicsError."""
     assert isinstance(error.value, TopicsError)
     return error.value.reason.code
+
+
+def runs(world: World, topic: str = "t") -> list[tagruns.Run]:
+    """The runs of the tag index on disk, in order."""
+    return list(tagruns.runs(world.store, world.engine.catalog.topics[topic].log.log_id))
+
+
+def tags_of(world: World, topic: str = "t") -> list[bytes]:
+    """The tags in the chunks of those runs, in order within each; one with many positions comes more than once."""
+    log_id = world.engine.catalog.topics[topic].log.log_id
+    found: list[bytes] = []
+    for base, level, _ in runs(world, topic):
+        for _, value in world.store.scan(Family.TAGS, *keys.chunks(log_id, base, level)):
+            chunk = Chunk(value)
+            chunk.check()
+            found += chunk.entries().tags
+    return found

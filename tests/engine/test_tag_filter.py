@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from engine_support import CrashStore, World, gap, seqs
+from engine_support import CrashStore, World, gap, runs, seqs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -232,8 +232,16 @@ def test_pages_against_a_reader_of_everything(data: st.DataObject) -> None:
         exact = data.draw(st.booleans())
         patch.setattr("topics_service.engine.reader.WORK", HUGE if exact else data.draw(st.integers(1, 40)))
         patch.setattr("topics_service.engine.reader.NEAR", data.draw(st.sampled_from((0, 5))))
-        patch.setattr("topics_service.engine.tags.GLOB_ROWS", data.draw(st.sampled_from((2, HUGE))))
-        patch.setattr("topics_service.engine.tags._STALE_ROWS", data.draw(st.sampled_from((1, 2, 8))))
+        patch.setattr("topics_service.engine.tagrows.GLOB_ROWS", data.draw(st.sampled_from((2, HUGE))))
+        patch.setattr("topics_service.engine.tagrows._STALE_ROWS", data.draw(st.sampled_from((1, 2, 8))))
+        patch.setattr("topics_service.engine.tagruns.WIDE", HUGE if exact else data.draw(st.sampled_from((0, 1, 16))))
+        patch.setattr("topics_service.engine.tagruns.FAN_IN", data.draw(st.sampled_from((2, 3, 32))))
+        patch.setattr("topics_service.engine.tagruns._MERGE_POSITIONS", data.draw(st.sampled_from((1, 4096))))
+        patch.setattr("topics_service.engine.tagruns._PRUNED", data.draw(st.sampled_from((1, 2, 64))))
+        patch.setattr("topics_service.engine.tagruns.MAX_POSITIONS", limit := data.draw(st.sampled_from((1, 2, 4096))))
+        patch.setattr("topics_service.storage.tagchunk.MAX_POSITIONS", limit)
+        patch.setattr("topics_service.storage.tagchunk.CHUNK_BYTES", data.draw(st.sampled_from((1, 40, 16384))))
+        patch.setattr("topics_service.engine.tagupkeep._SHARE", 1)
         world = World(CrashStore())
         world.put()
         world.engine.sync()
@@ -280,6 +288,7 @@ class CountingStore(MemoryStore):
 RECORDS = 200_000
 APPEND = 1000
 RARE = 20_000
+RUNS = 12  # of 17000 records each
 
 
 @pytest.fixture(scope="module")
@@ -293,6 +302,7 @@ def large() -> World:
         world.maintain()
     world.seal()
     assert view(world).sealed_to == RECORDS
+    assert len(runs(world)) == RUNS
     return world
 
 
@@ -306,13 +316,14 @@ def read_rows(world: World, from_seq: int, match: TagMatch, **request: int) -> t
 def test_a_rare_tag_costs_its_matches_and_not_the_log(large: World) -> None:
     page, index, blocks = read_rows(large, 0, eq(b"rare:1"))
     assert (seqs(page), page.caught_up) == ([20_000, 80_000, 140_000, 200_000], True)
-    assert index <= 6
+    assert index <= 2 * RUNS + 5
     assert blocks <= 4
     page, index, blocks = read_rows(large, 150_000, eq(b"rare:1"))
     assert seqs(page) == [200_000]
-    assert index <= 4, "the runs before the cursor are not read"
+    assert index <= RUNS / 2 + 5, "the runs before the cursor are not read"
     page, index, blocks = read_rows(large, 0, eq(b"no such tag"))
-    assert (seqs(page), page.caught_up, index, blocks) == ([], True, 1, 0)
+    assert (seqs(page), page.caught_up, blocks) == ([], True, 0)
+    assert index <= 2 * RUNS + 5
 
 
 def test_a_full_page_ends_the_walk(large: World) -> None:
@@ -344,10 +355,10 @@ def test_a_page_of_blocks_that_each_hold_one_match_ends_in_time(large: World, mo
 
 
 def test_a_prefix_of_too_many_tags_reads_the_log_in_slices(large: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topics_service.engine.tags.GLOB_ROWS", 5)
+    monkeypatch.setattr("topics_service.engine.tagruns.WIDE", 0)
     page, index, blocks = read_rows(large, 0, glob(b"rare:"))
-    assert (seqs(page), page.caught_up, page.records_scanned) == ([], False, 1 << 14)
-    assert page.next_from_seq == 1 << 14
+    assert (seqs(page), page.caught_up, page.records_scanned) == ([RARE], False, 1 << 14)
+    assert page.next_from_seq == 17_000 + (1 << 14), "the first run has none of them"
     assert index <= 6
     assert blocks <= 17
     assert walk(large, glob(b"rare:")) == list(range(RARE, RECORDS + 1, RARE))

@@ -1,12 +1,11 @@
 """Deletes by tag: the index, the unsealed tail, and bytes that could confuse keys."""
 
 import pytest
-from engine_support import World, code
+from engine_support import World, code, runs, tags_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topics_service.engine.errors import TopicsError
-from topics_service.storage.store import Family
 
 ODD = (
     b"",
@@ -96,22 +95,36 @@ def test_a_selector_is_needed(world: World) -> None:
     assert code(error) == "topic_not_found"
 
 
-def test_a_match_prunes_the_index_rows_that_it_emptied() -> None:
-    world = filled(b"x", b"y", b"x", sealed=3)
-    assert len(world.rows(Family.TAGS)) == 2
+def test_a_match_prunes_the_long_entries_that_it_emptied() -> None:
+    world = filled(*[b"x"] * 64, b"y", b"z", *[b"z"] * 70, sealed=136)
+    assert tags_of(world) == [b"x", b"y", b"z"]
     world.delete(eq=b"x")
-    assert [key[8:9] for key, _ in world.rows(Family.TAGS)] == [b"y"]
+    assert tags_of(world) == [b"y", b"z"]
     world.delete(3, glob=b"")
-    assert len(world.rows(Family.TAGS)) == 1, "with before_seq other records may need the row"
+    assert tags_of(world) == [b"y", b"z"], "with before_seq other records may need the entry"
+    world.delete(eq=b"y")
+    assert tags_of(world) == [b"y", b"z"], "a short one is not worth it"
+    assert world.delete(glob=b"").deleted == 71
+    assert tags_of(world) == [b"y"]
 
 
-def test_reclaim_prunes_the_rows_below_the_start(small_steps: None) -> None:
+def test_a_chunk_whose_entries_are_all_pruned_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("topics_service.engine.tagruns._PRUNED", 1)
+    world = filled(b"x", b"y", sealed=2)
+    world.delete(glob=b"")
+    assert tags_of(world) == []
+    world.append(1, tags=[b"x"])
+    assert world.delete(eq=b"x").deleted == 1
+
+
+def test_reclaim_drops_runs_below_the_start(small_steps: None) -> None:
     world = filled(b"x", b"y", b"z", b"x", sealed=2)
     world.seal()
+    assert [run.base for run in runs(world)] == [1, 3]
     world.delete(4)
     world.maintain()
-    rows = [(key[8:9], key[-1]) for key, _ in world.rows(Family.TAGS)]
-    assert (b"y", 1) not in rows
+    assert [run.base for run in runs(world)] == [3]
+    assert tags_of(world) == [b"x", b"z"]
     assert world.delete(eq=b"x").deleted == 1
 
 

@@ -27,7 +27,7 @@ from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.jobs import ClaimRequest
 from topics_service.engine.router.router import RouterConfig, RouterRow
 from topics_service.engine.topic import TopicRow
-from topics_service.storage import clean_shutdown, manifest, repair_swap, verify
+from topics_service.storage import clean_shutdown, keys, manifest, repair_swap, verify
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family
 from topics_service.storage.wal import archive, end_mark
@@ -129,6 +129,22 @@ def rows(store: RocksStore, family: Family) -> dict[bytes, bytes]:
 def test_column_families(made: Path) -> None:
     assert {family.name: int(family) for family in Family} == FAMILIES
     assert sorted(manifest.read(made).families) == sorted(FAMILY_NAMES)  # RocksDB gives them numbers of its own
+
+
+def test_rows_of_the_tag_index(made: Path, tmp_path: Path) -> None:
+    assert keys.unindexed(1, 2) == bytes.fromhex("0000000000000001 0000 0000000000000002")
+    assert keys.moved(1) == bytes.fromhex("0000000000000001 0000fd")
+    assert keys.run(1, 2, 3) == bytes.fromhex("0000000000000001 0000fe 0000000000000002 03")
+    assert keys.chunk(1, 2, 3, b"a\0", 4) == bytes.fromhex(
+        "0000000000000001 0000ff 03 0000000000000002 6100ff 0001 00000004"
+    )
+    assert keys.tag(1, b"a\0", 2) == bytes.fromhex("0000000000000001 6100ff 0001 0000000000000002")
+    store = RocksStore(Path(shutil.copytree(made, tmp_path / "data")))
+    found = list(rows(store, Family.TAGS).items())
+    store.close()
+    assert any(key[8:11] == b"\0\0\xfe" and value[0] == 1 and len(value) == 16 for key, value in found)
+    odd_even = "01000000 02000000 04000000 07000000" + b"evenodd".hex()
+    assert any(key[8:12] == b"\0\0\xff\0" and value.startswith(bytes.fromhex(odd_even)) for key, value in found)
 
 
 def test_keys_of_meta(made: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from topics_service.engine.blocks import BlockCache, LogBlocks
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import Batch, TagMatch, TopicConfig
 from topics_service.engine.snapshot import Gap, Snapshot
+from topics_service.engine.tagruns import Upkeep
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
 from topics_service.storage import keys
@@ -61,6 +62,7 @@ class Log:
         "log_id",
         "reclaimable_from",
         "state",
+        "tag_upkeep",
         "unsealed_blocks",
         "view",
     )
@@ -87,6 +89,7 @@ class Log:
         self.has_expired = False  # records have expired that maintenance has not processed
         self.expiry_ticket = 0  # readers of an `fsync` log wait for it before they learn of expired records
         self._is_awaited = False
+        self.tag_upkeep: Upkeep | None = None
         self.reclaimable_from = 0  # no block is dead before `earliest` is here: a hint for maintenance
 
     # ------------------------------------------------------------------ reads
@@ -309,6 +312,7 @@ class Log:
 
     def materialize(self, disk: WriteBatch, s: Snapshot) -> None:
         """Add the rows in memory to the batch: the log stops being `ephemeral`."""
+        self.tag_upkeep = None
         for family in _ROWS_IN_MEMORY:
             for key, value in self._memory.scan(family, *keys.log_range(self.log_id)):
                 disk.put(family, key, value)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from copy import copy
 from itertools import groupby
 
-from topics_service.engine import snapshot, tags
+from topics_service.engine import snapshot, tagrows, tagruns, tags, tagupkeep
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.log import Log
 from topics_service.engine.writer import Writer
@@ -38,8 +38,8 @@ def run(log: Log, writer: Writer, memory: Store) -> bool:
             what = f"deleted records of {log.blocks.where} can't be removed from the disk: {error}"
             raise TopicsError(Reason.INTERNAL, what) from error
     if not more and (log.unsealed_blocks >= SEAL_BLOCKS or s.head - max(s.sealed_to, s.earliest - 1) >= SEAL_RECORDS):
-        more = _seal(log, writer, memory)
-    return more
+        return _seal(log, writer, memory) or tagupkeep.is_due(log)
+    return more or tagupkeep.run(log, writer)
 
 
 def _seal(log: Log, writer: Writer, memory: Store) -> bool:
@@ -95,6 +95,7 @@ def _seal(log: Log, writer: Writer, memory: Store) -> bool:
     for block in merged:
         log.cache.put(block)
     log.unsealed_blocks = max(0, log.unsealed_blocks - len(run_blocks))
+    tagupkeep.look(log, writer, store)
     return at <= stop
 
 
@@ -123,7 +124,10 @@ def index_marked(log: Log, writer: Writer, memory: Store, stop: int | None = Non
             else:
                 writer.commit(batch)
             blocks.marks_from = base + 1
+            tagupkeep.look(log, writer, store)
             return True
+    if tagupkeep.run(log, writer):
+        return True
     blocks.marked = any(True for store in stores for _ in tags.marked(store, log.log_id))
     return False
 
@@ -177,7 +181,7 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
         if not volatile:
             start = keys.pair(log.log_id, log.view.reclaimed_to)
         reclaimed_to, dropped = log.view.reclaimed_to, 0
-        dead_tags: set[bytes] = set()
+        has_rows, dead_tags = tagrows.exist(store, log.log_id), set[bytes]()
         for key, row in store.scan(Family.BLOCKS, start, stop):
             base = keys.read_u64(key, 8)
             try:
@@ -199,13 +203,14 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
             reclaimed_to = block.end_seq
             if isinstance(block, KafkaBlock) and tags.is_marked(store, block):
                 batch.delete(Family.TAGS, keys.unindexed(log.log_id, block.base_seq))
-            elif block.base_seq <= log.view.sealed_to:
+            elif has_rows and block.base_seq <= log.view.sealed_to:
                 dead_tags.update(tag for tag in block.tagged().tags or () if tag is not None)
             batch.delete(Family.BLOCKS, key)
             log.cache.drop(log.log_id, block.base_seq)  # harmless should the batch fail
         if not dropped:
             continue
-        tags.prune_below(store, batch, log.log_id, dead_tags, earliest)
+        tagruns.drop_below(store, batch, log.log_id, earliest)
+        tagrows.prune_below(store, batch, log.log_id, dead_tags, earliest)
         _finish(log, store, writer, batch, reclaimed_to=reclaimed_to)
         if not volatile:
             writer.on_freed(log.log_id, reclaimed_to)

@@ -142,14 +142,20 @@ class _Search:
                 at = sealed + 1
         return self._look_at_all(at, end)
 
-    def _take_found(self, found: Iterator[tuple[int, int]], at: int, sealed: int) -> int | None:
+    def _take_found(self, found: Iterator[tuple[int, int, bool]], at: int, sealed: int) -> int | None:
         """Take ranges of matches up to `sealed`; the cursor if the page ends there, else None."""
-        for first, stop in found:
+        for first, stop, is_exact in found:
             if first > sealed:
                 break
             first, stop = max(first, at), min(stop, sealed + 1)
             if first >= stop:
                 continue  # reported before: the index can be in two stores
+            if not is_exact:
+                at = self._look_at_all(self._s.first_live(first), stop - 1)
+                if at < stop - 1 or not self._page.open or self._page.is_full or self._work <= 0:
+                    return at
+                at = stop
+                continue
             self._work -= _RANGE + stop - first
             while (at := self._s.deletes.first_unmarked(first, stop)) < stop:
                 block = self._read(at)

@@ -4,7 +4,7 @@ META                 name of the fact
 TOPICS               topic number (= epoch)
 LOGS, CEILINGS       log id
 BLOCKS               log id, base seq
-TAGS                 log id, escaped tag, terminator, run base seq
+TAGS                 log id, kind of row (below)
 DELETES              log id, chunk number (seq >> 16)
 GAPS                 log id, first lost seq
 IDEMPOTENCY          log id, key
@@ -17,7 +17,14 @@ PRODUCERS            log id, producer id
 GROUPS               group number, kind of row
 POSITIONS            group number, topic number, partition
 
-Below a log id, TAGS begins with the bases of blocks that are not indexed yet, each after two zero bytes.
+Below a log id, TAGS has, each kind after two zero bytes and in this order:
+
+                     base seq of a block that is not indexed yet
+0xfd                 nothing: the seq up to which older rows are replaced
+0xfe                 base seq of a run, level
+0xff                 level, base seq of a run, then the first entry of a chunk: escaped tag, terminator, position
+
+and behind them rows of an older kind: escaped tag, terminator, run base seq.
 """
 
 import struct
@@ -26,6 +33,10 @@ _U64 = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
 _TAG_END = b"\x00\x01"
 _UNINDEXED = b"\x00\x00"  # no escaped tag begins with it
+_MOVED = b"\x00\x00\xfd"  # nor is a seq so high
+_RUN = b"\x00\x00\xfe"
+_CHUNK = b"\x00\x00\xff"
+_POSITION = struct.Struct(">I")
 
 u64 = _U64.pack
 pair = _PAIR.pack
@@ -64,12 +75,63 @@ def unindexed(log_id: int, base_seq: int) -> bytes:
 
 def unindexed_range(log_id: int, start_seq: int = 0) -> tuple[bytes, bytes]:
     """The key range of the marks at and above `start_seq`."""
-    return unindexed(log_id, start_seq), u64(log_id) + _TAG_END
+    return unindexed(log_id, start_seq), u64(log_id) + _MOVED
+
+
+def moved(log_id: int) -> bytes:
+    """The key of the seq up to which runs replace the older rows, while they do."""
+    return u64(log_id) + _MOVED
+
+
+def run(log_id: int, base_seq: int, level: int) -> bytes:
+    """The key of a run of the tag index."""
+    return u64(log_id) + _RUN + u64(base_seq) + bytes((level,))
+
+
+def runs(log_id: int) -> tuple[bytes, bytes]:
+    """The key range of all runs of a log."""
+    return u64(log_id) + _RUN, u64(log_id) + _CHUNK
+
+
+def chunk(log_id: int, base_seq: int, level: int, tag: bytes, position: int) -> bytes:
+    """The key of the chunk of a run that begins with this entry."""
+    start = _chunks_of(log_id, base_seq, level)
+    return b"".join((start, _escape(tag), _TAG_END, _POSITION.pack(position)))
+
+
+def chunks(log_id: int, base_seq: int, level: int) -> tuple[bytes, bytes]:
+    """The key range of the chunks of a run."""
+    start = _chunks_of(log_id, base_seq, level)
+    return start, _successor(start)
+
+
+def chunk_stop(log_id: int, base_seq: int, level: int, prefix: bytes) -> bytes:
+    """The key above those of all chunks that begin with a tag which starts with `prefix`."""
+    return _successor(_chunks_of(log_id, base_seq, level) + _escape(prefix))
+
+
+def tag_rows(log_id: int) -> tuple[bytes, bytes]:
+    """The key range of the older kind of rows, one for each tag of a run."""
+    return u64(log_id) + _TAG_END, u64(log_id + 1)
+
+
+def run_of(key: bytes) -> tuple[int, int]:
+    """The base seq and the level at the end of a run's key."""
+    return read_u64(key, 11), key[19]
+
+
+def run_of_chunk(key: bytes) -> tuple[int, int]:
+    """The base seq and the level in a chunk's key."""
+    return read_u64(key, 12), key[11]
 
 
 def tag_run(key: bytes) -> int:
     """The run base seq at the end of a tag key."""
     return read_u64(key, len(key) - 8)
+
+
+def _chunks_of(log_id: int, base_seq: int, level: int) -> bytes:
+    return u64(log_id) + _CHUNK + bytes((level,)) + u64(base_seq)
 
 
 def _escape(value: bytes) -> bytes:

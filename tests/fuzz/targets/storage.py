@@ -1,6 +1,7 @@
 """Blocks of records, of both kinds, and what they are made of."""
 
 import struct
+from array import array
 from typing import Any, Final
 
 import google_crc32c
@@ -8,6 +9,7 @@ from fuzz.target import Target
 from xxhash import xxh3_64
 
 from support.kafka_batches import CODECS, Rec, aiokafka_batch, recompressed, samples
+from topics_service.engine import tagruns
 from topics_service.storage import block as columnar
 from topics_service.storage import kafkablock, keys, recordbatch
 from topics_service.storage.block import Block, CorruptBlockError
@@ -16,6 +18,7 @@ from topics_service.storage.recordbatch.inflate import inflated
 from topics_service.storage.recordbatch.records import parsed
 from topics_service.storage.recordbatch.varint import MalformedRecordError, read_varint, varint
 from topics_service.storage.store import StoreError
+from topics_service.storage.tagchunk import Chunk, CorruptChunkError, Entries, encode
 from topics_service.storage.wal import batches
 
 LOG, BASE = 7, 1000
@@ -64,6 +67,15 @@ def _read(value: bytes) -> Any:
     if isinstance(columns, Block):
         return found, columns.tags, columns.nodes, columns.metas, columns.kinds
     return found
+
+
+def _chunk(value: bytes) -> Any:
+    """A chunk, and everything that can be asked of it."""
+    chunk = Chunk(value)
+    found = [(chunk.tag(i), chunk.positions(i)) for i in (0, chunk.count - 1)]
+    found += [(b"", chunk.positions(i)) for i in chunk.matching(b"a", prefix=True)]
+    chunk.check()
+    return found, chunk.entries()
 
 
 def _forged(value: bytes) -> Any:
@@ -217,5 +229,23 @@ TARGETS = (
         errors=(struct.error,),
         samples=[keys.u64(1), keys.tag(3, b"a\0b", 77)],
         covers=("topics_service.storage.keys:read_u64", "topics_service.storage.keys:tag_run"),
+    ),
+    Target(
+        name="chunk of the tag index",
+        decode=_chunk,
+        errors=(CorruptChunkError,),
+        samples=[
+            encode(Entries([b"a"], [1], array("I", [7]))),
+            encode(Entries([b"", b"a\0", b"a\0"], [1, 3, 1], array("I", [7, 0, 1, 2, 9]))),
+            encode(Entries([b"%d" % i for i in range(500)], [1] * 500, array("I", range(500)))),
+        ],
+        covers=("topics_service.storage.tagchunk:__init__", "topics_service.engine.tagruns:_decode"),
+    ),
+    Target(
+        name="run of the tag index",
+        decode=lambda value: tagruns.read_stop(LOG, value),
+        errors=(StoreError,),
+        samples=[b"\x01" + bytes(7) + (77).to_bytes(8, "little")],
+        covers=("topics_service.engine.tagruns:read_stop",),
     ),
 )
