@@ -5,7 +5,22 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench import clients, grpc_streams, http, kafka, length, queue, routers, scale, sdk, spark, table, tools, watch
+from bench import (
+    clients,
+    grpc_streams,
+    http,
+    kafka,
+    length,
+    queue,
+    routers,
+    scale,
+    sdk,
+    spark,
+    table,
+    tags,
+    tools,
+    watch,
+)
 
 _GROUPS = {
     "http": http.run,
@@ -18,6 +33,7 @@ _GROUPS = {
     "kafka": kafka.run,
     "spark": spark.run,
     "length": length.run,
+    "tags": tags.run,
     "scale": scale.run,
 }
 
