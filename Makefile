@@ -138,13 +138,14 @@ docs-serve: setup-dev
 bench: setup-dev build/spark-4.2/.installed
 	PYTHONPATH=tests $(BIN)/python -m bench
 
-# Long runs, which print their figures. The soak at load has MINUTES, the loop of kills TOPICS_KILLS, each of the others (random
-# seeds, crashes of one kind) TOPICS_SOAK_SECONDS.
+# Long runs, which print their figures. The soak at load has MINUTES, the log that grows SIZE_GB, the loop of kills
+# TOPICS_KILLS, each of the others (random seeds, crashes of one kind) TOPICS_SOAK_SECONDS.
 MINUTES ?= 10
+SIZE_GB ?= 6
 SOAK := $(PYTEST) -m soak -s --timeout 0 -o faulthandler_timeout=0
 KILLS := tests/crash/test_every_path_sigkill.py
 soak: setup-dev $(KAFKA_CLIENTS) $(SPARKS:%=build/spark-%/.installed)
-	TOPICS_SOAK_SECONDS=$$(($(MINUTES) * 60)) $(SOAK) tests/soak
+	TOPICS_SOAK_SECONDS=$$(($(MINUTES) * 60)) TOPICS_SIZE_GB=$(SIZE_GB) $(SOAK) tests/soak
 	TOPICS_KILLS=$${TOPICS_KILLS:-200} $(SOAK) $(KILLS)
 	TOPICS_SOAK_SECONDS=$${TOPICS_SOAK_SECONDS:-60} $(SOAK) --ignore tests/soak --ignore $(KILLS) tests
 
