@@ -94,7 +94,7 @@ def _seal(log: Log, writer: Writer, memory: Store) -> bool:
         log.cache.drop(log.log_id, block.base_seq)
     for block in merged:
         log.cache.put(block)
-    log.unsealed_blocks = max(0, log.unsealed_blocks - len(run_blocks))
+    log.unsealed_blocks = 0 if at > log.state.head else max(0, log.unsealed_blocks - len(run_blocks))
     tagupkeep.look(log, writer, store)
     return at <= stop
 
@@ -180,7 +180,7 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
         start, stop = keys.pair(log.log_id, 0), keys.pair(log.log_id, earliest)
         if not volatile:
             start = keys.pair(log.log_id, log.view.reclaimed_to)
-        reclaimed_to, dropped = log.view.reclaimed_to, 0
+        reclaimed_to, dropped, unsealed = log.view.reclaimed_to, 0, 0
         has_rows, dead_tags = tagrows.exist(store, log.log_id), set[bytes]()
         for key, row in store.scan(Family.BLOCKS, start, stop):
             base = keys.read_u64(key, 8)
@@ -200,6 +200,7 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
                 more = True
                 break
             dropped += 1
+            unsealed += block.base_seq > log.view.sealed_to
             reclaimed_to = block.end_seq
             if isinstance(block, KafkaBlock) and tags.is_marked(store, block):
                 batch.delete(Family.TAGS, keys.unindexed(log.log_id, block.base_seq))
@@ -212,6 +213,7 @@ def _reclaim(log: Log, writer: Writer, memory: Store) -> bool:
         tagruns.drop_below(store, batch, log.log_id, earliest)
         tagrows.prune_below(store, batch, log.log_id, dead_tags, earliest)
         _finish(log, store, writer, batch, reclaimed_to=reclaimed_to)
+        log.unsealed_blocks = max(0, log.unsealed_blocks - unsealed)
         if not volatile:
             writer.on_freed(log.log_id, reclaimed_to)
         if more:
