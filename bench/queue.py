@@ -43,7 +43,7 @@ class Connection:
     async def post(self, path: str, body: bytes) -> bytes:
         """The body of a successful reply. Raises RuntimeError for any other."""
         self._writer.write(
-            b"POST %s HTTP/1.1\r\nhost: b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+            b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
             % (path.encode(), len(body), body)
         )
         head = await self._reader.readuntil(b"\r\n\r\n")
@@ -123,7 +123,7 @@ async def _topics(port: int, worker: "Worker | None" = None) -> tuple[float, lis
         connection = await Connection.open(port)
         node, path = f"p{number}", "/v0/topics/jobs/ack"
         stream, out = await asyncio.open_connection("127.0.0.1", port)
-        out.write(f"GET /v0/topics/jobs/work?node={node}&max={_CLAIM} HTTP/1.1\r\nhost: b\r\n\r\n".encode())
+        out.write(f"GET /v0/topics/jobs/work?node={node}&max={_CLAIM} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         rest = b""
         while left:
             with contextlib.suppress(TimeoutError):  # the last ones may come to others
