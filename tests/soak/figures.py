@@ -49,11 +49,11 @@ def look(server: ServerProcess, at: float = 0.0) -> Sample:
     links = descriptors(pid)
     return Sample(
         at=at,
-        resident=int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+        resident=resident_of(pid),
         files=len(links),
         sockets=sum(link.startswith("socket:") for link in links),
         threads=len(os.listdir(f"/proc/{pid}/task")),
-        disk=_size(server.data_dir),
+        disk=size_of(server.data_dir),
         lag=now["topics_event_loop_lag_ms"],
         topics=int(now["topics_topics"]),
         routers=int(now["topics_routers"]),
@@ -62,6 +62,11 @@ def look(server: ServerProcess, at: float = 0.0) -> Sample:
         frames=int(now["topics_wal_frames_total"]),
         cpu=_cpu_seconds(pid),
     )
+
+
+def resident_of(pid: int) -> int:
+    """The bytes of a process in memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def descriptors(pid: int) -> list[str]:
@@ -87,7 +92,8 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _size(directory: Path) -> int:
+def size_of(directory: Path) -> int:
+    """The bytes of the files in a directory and below it."""
     total = 0
     for place, _, names in os.walk(directory):
         for name in names:
