@@ -128,7 +128,7 @@ async def follow_sse(base: str, url: str, *, ages: bool = True) -> SseFollower:
     _, follower = await asyncio.get_running_loop().create_connection(
         lambda: SseFollower(ages=ages), address.hostname, address.port
     )
-    follower.send(b"GET %s HTTP/1.1\r\nhost: bench\r\naccept: text/event-stream\r\n\r\n" % url.encode())
+    follower.send(b"GET %s HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n" % url.encode())
     await asyncio.wait_for(follower.started, 30)
     return follower
 

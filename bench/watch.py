@@ -132,9 +132,8 @@ async def _topics(base: str) -> AsyncIterator[tuple[Publish, Callable[[int, bool
 
         async def publish(datas: list[bytes]) -> None:
             body = b'{"records":[%s]}' % b",".join(b'{"data":%s}' % data for data in datas)
-            head = (
-                f"POST /v0/topics/{topic}?return_seqs=false HTTP/1.1\r\nhost: b\r\ncontent-type: application/json\r\n"
-            )
+            head = f"POST /v0/topics/{topic}?return_seqs=false HTTP/1.1\r\nhost: localhost\r\n"
+            head += "content-type: application/json\r\n"
             writer.write(b"%scontent-length: %d\r\n\r\n%s" % (head.encode(), len(body), body))
             reply = await reader.readuntil(b"\r\n\r\n")
             length = int(reply.lower().split(b"content-length:")[1].split(b"\r\n")[0])
