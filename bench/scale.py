@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+from bench import tools
 from bench.length import grow
 from bench.table import Row
 from support.http import Api
@@ -11,11 +12,19 @@ from support.waiting import poll
 
 _MANY_TOPICS = 100_000
 _TOPICS, _RECORDS = 10_000, 5_000_000
+_SECONDS = 10
+_ANOTHER_TOPIC = """
+made = 0
+request = function()
+  made = made + 1
+  return wrk.format(nil, "/v0/topics/topic-" .. made)
+end
+"""
 
 
 def run(directory: Path) -> list[Row]:
     """Every row about size."""
-    return [*_start_up(directory / "start"), *_memory(directory / "memory")]
+    return [*_start_up(directory / "start"), *_creation(directory / "creation"), *_memory(directory / "memory")]
 
 
 def _start_up(directory: Path) -> list[Row]:
@@ -27,6 +36,15 @@ def _start_up(directory: Path) -> list[Row]:
         server.kill()
         ready = _seconds_to_ready(server)
     return [Row("ready after SIGKILL, 10,000 topics and 5 M records", ready, "s", "3 s", note="process start included")]
+
+
+def _creation(directory: Path) -> list[Row]:
+    """Topics that their first write makes, each another one."""
+    with ServerProcess(directory) as server:
+        rate = tools.wrk(f"{server.base}/", tools.write_body(1), connections=8, seconds=_SECONDS, lua=_ANOTHER_TOPIC)
+    seconds = 100_000 / rate.calls_per_second
+    note = f"100,000 of them in {seconds:.1f} s; p50 {rate.p50_ms:.2f} ms, p99 {rate.p99_ms:.2f} ms"
+    return [Row("topics made by first writes, 8 connections", rate.calls_per_second, "topics/s", "5,000/s", note=note)]
 
 
 def _memory(directory: Path) -> list[Row]:

@@ -56,11 +56,12 @@ def have(*programs: str) -> bool:
     return all(shutil.which(program) for program in programs)
 
 
-def wrk(url: str, body: str, *, connections: int, seconds: int) -> Rate:
-    """POST the same body over and over. Raises RuntimeError if a reply was not a success."""
+def wrk(url: str, body: str, *, connections: int, seconds: int, lua: str = "") -> Rate:
+    """POST the same body over and over. `lua` is added to the script. Raises RuntimeError if a reply was no success."""
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         quoted = body.replace("\\", "\\\\").replace("'", "\\'")
         script.write(f"wrk.method='POST'\nwrk.headers['Content-Type']='application/json'\nwrk.body='{quoted}'\n")
+        script.write(lua)
         script.flush()
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "-s", script.name, url]
         out = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -9,6 +9,7 @@ from engine_support import CrashStore, World, gap
 
 from topics_service.api.catalog import CatalogView, uuid_of
 from topics_service.engine import snapshot
+from topics_service.engine.engine import Engine
 from topics_service.engine.model import ConfigInput, ListTopicsRequest
 from topics_service.engine.recovery import RowWithRawConfig
 from topics_service.engine.snapshot import Snapshot
@@ -53,6 +54,27 @@ def test_what_recovery_has_read_is_released() -> None:
     for topic in world.engine.catalog.each():
         assert topic.log.state.gaps
     assert not opener._changed
+
+
+def test_a_start_goes_on_in_slices() -> None:
+    """Between them the server answers probes, and tells how far it has come."""
+    world = World()
+    for i in range(150):
+        world.append(b"1", topic=f"t{i:03}")
+    world.engine.put_topic("many", ConfigInput(durable=True), partition_count=50)
+    engine = Engine(world.store, world.clock, boot_id="boot-1", recover=False)
+    done, found = [], []
+    for fraction in engine.recover("boot-1"):
+        assert fraction == engine.ready().replay_progress
+        done.append(fraction)
+        found.append(engine.ready().topics)
+    assert found == [64, 128, 151]
+    assert done == [0, 64 / 200, 128 / 200]
+    assert engine.ready().ready
+    counts, totals = engine.catalog.counts.by_class, (engine.writer.total_records, engine.writer.total_bytes)
+    assert (counts["disk"], counts["fsync"], totals) == (150, 1, (150, 150))
+    assert not engine.catalog.has_room_for(engine.limits.max_topics - 199)
+    assert engine.get_topic("many").identity.partition_count == 50
 
 
 def test_totals_and_counts_need_no_topic(restarted: World) -> None:

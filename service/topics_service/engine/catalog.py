@@ -1,6 +1,6 @@
 """The catalog of topics: by name, as rows, and with the moment at which each becomes visible."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -90,11 +90,11 @@ class Catalog:
                     break
                 yield name
 
-    def load(self, topic: Topic) -> None:
-        """Add a topic that recovery found. `finish_load` follows the last one."""
-        self._loaded[topic.name] = topic
-        self._logs += topic.partition_count
-        self.counts.add(topic.config)
+    def load(self, topics: Sequence[Topic]) -> None:
+        """Add topics that recovery found. `finish_load` follows the last ones."""
+        self._loaded.update({topic.name: topic for topic in topics})
+        self._logs += sum([topic.partition_count for topic in topics])
+        self.counts.add_all([topic.config for topic in topics])
 
     def finish_load(self) -> None:
         """Sort the topics that recovery found: at once, which takes a third of the time that one after another does."""

@@ -143,9 +143,9 @@ class Engine:
                 pass
 
     def recover(self, boot_id: str) -> Iterator[float]:
-        """Load the topics, yielding the completed fraction after each. No other call is allowed before it ends."""
-        for topic, done in recovery.load(self.writer, self._memory, self.blocks, boot_id):
-            self.catalog.load(topic)
+        """Load the topics, yielding the completed fraction at times. No other call is allowed before it ends."""
+        for topics, done in recovery.load(self.writer, self._memory, self.blocks, boot_id):
+            self.catalog.load(topics)
             self.recovered = done
             yield done
         self.catalog.finish_load()

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
+from itertools import islice
 
 import msgspec
 
@@ -37,7 +38,7 @@ from topics_service.storage.store import Family, Store, StoreOpenError, WriteBat
 _BOOT_KEY = b"boot"
 _CLEAN = b"clean"
 _ALL = (b"", b"\xff" * 16)
-_NO_CEILING = keys.u64(0)
+_SLICE = 64  # topics: a third of a millisecond
 _DAMAGE = (TopicsError, ValueError, struct.error, msgspec.MsgspecError)
 
 
@@ -51,8 +52,8 @@ decode_catalog_row = msgspec.msgpack.Decoder(RowWithRawConfig).decode
 decode_config = msgspec.msgpack.Decoder(TopicConfig).decode
 
 
-def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iterator[tuple[Topic, float]]:
-    """Yield every topic on disk, recovered, with the completed fraction of the work (below 1).
+def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iterator[tuple[list[Topic], float]]:
+    """Yield all topics on disk, recovered, some at a time, with the completed fraction of the work (below 1).
 
     Decisions of recovery are durable when the iterator ends.
 
@@ -61,25 +62,39 @@ def load(writer: Writer, memory: Store, cache: BlockCache, boot_id: str) -> Iter
     store = writer.store
     batch = writer.begin()
     logs = _Logs(writer, memory, cache, boot_id, batch)
-    open_log = logs.open  # one object for all topics
+    recover, open_log = logs.recover, logs.open  # the latter is one object for all topics
     batch.put(Family.META, _BOOT_KEY, boot_id.encode())
-    topics = list(store.scan(Family.TOPICS, *_ALL))
+    rows = store.scan(Family.TOPICS, *_ALL)
+    loaded, total = 0, logs.count
     configs: dict[bytes, TopicConfig] = {}
-    for position, (key, value) in enumerate(topics):
-        number = keys.read_u64(key)
-        try:
-            row = decode_catalog_row(value)
-            if not row.log_ids:
-                raise ValueError("it has no partition")
-            raw = bytes(row.config)
-            config = configs.get(raw)
-            if config is None:
-                config = configs[raw] = decode_config(raw)
-        except _DAMAGE as error:
-            raise _damaged(f"the catalog row {number}", error) from error
-        rows, ceilings = zip(*[logs.recover(row.name, config, log_id) for log_id in row.log_ids], strict=True)
-        topic = Topic.dormant(number, row.name, config, StoredTopic(value, open_log, rows, ceilings))
-        yield topic, position / len(topics)
+    known: dict[int, tuple[int, ...]] = {}  # ceilings: most logs have the same few
+    while some := list(islice(rows, _SLICE)):
+        topics: list[Topic] = []
+        for key, value in some:
+            number = keys.read_u64(key)
+            try:
+                row = decode_catalog_row(value)
+                if not row.log_ids:
+                    raise ValueError("it has no partition")
+                raw = bytes(row.config)
+                config = configs.get(raw)
+                if config is None:
+                    config = configs[raw] = decode_config(raw)
+            except _DAMAGE as error:
+                raise _damaged(f"the catalog row {number}", error) from error
+            name = row.name
+            if len(row.log_ids) == 1:
+                state, ceiling = recover(name, config, row.log_ids[0])
+                ceilings = known.get(ceiling)
+                if ceilings is None:
+                    ceilings = known[ceiling] = (ceiling,)
+                stored = StoredTopic(value, open_log, (state,), ceilings)
+            else:
+                states, ceilings = zip(*[recover(name, config, log_id) for log_id in row.log_ids], strict=True)
+                stored = StoredTopic(value, open_log, states, ceilings)
+            topics.append(Topic.dormant(number, name, config, stored))
+        yield topics, loaded / total
+        loaded += len(topics)
     writer.commit(batch)
     store.sync()
     writer.on_synced(writer.written)
@@ -100,6 +115,7 @@ class _Logs:
         self._is_tail_lost = self._is_unclean and (not boot_id or ended != boot_id.encode())
         self._rows = dict(store.scan(Family.LOGS, *_ALL))
         self._ceilings = dict(store.scan(Family.CEILINGS, *_ALL))
+        self.count = len(self._rows)  # of all logs
         self._changed: dict[int, Snapshot] = {}  # states that recovery has changed
         self._deletes: dict[int, dict[int, Chunk]] = {}
         for log_id, number, value in _pairs(store, Family.DELETES):
@@ -114,8 +130,9 @@ class _Logs:
         """Recover a log of the topic, once; return its state row and its ceiling, for `open`."""
         key = keys.u64(log_id)
         row = self._rows.pop(key, None)
+        found = self._ceilings.pop(key, None)
         try:
-            ceiling = keys.read_u64(self._ceilings.pop(key, _NO_CEILING))
+            ceiling = 0 if found is None else keys.read_u64(found)
         except _DAMAGE as error:
             raise _damaged(f'the ceiling of topic "{topic}"', error) from error
         if row is None:

@@ -14,6 +14,7 @@ from topics_service.storage import keys
 
 _ROW = struct.Struct("<B11Qqq")
 _VERSION = 2
+_FIGURES = struct.Struct("<BQ32xQQ24xQ16x")  # of _ROW
 _ROW_1 = struct.Struct("<B11Qq")  # without `max_ts`
 _REASONS: Final[dict[bytes, GapReason]] = {reason.encode(): reason for reason in get_args(GapReason)}
 _start_of = attrgetter("start")
@@ -199,6 +200,9 @@ def decode(row: bytes) -> Snapshot:
 
 def figures(row: bytes) -> tuple[int, int, int, int]:
     """The `head`, `count`, `bytes` and `volatile_from` of a stored row: cheaper than `decode`, which see for errors."""
+    if len(row) == _FIGURES.size and row[0] == _VERSION:
+        _, head, count, nbytes, volatile_from = _FIGURES.unpack(row)
+        return head, count, nbytes, volatile_from
     fields = _fields(row)
     return fields[0], fields[5], fields[6], fields[10]
 

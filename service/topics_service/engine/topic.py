@@ -77,7 +77,10 @@ class Topic:
     logs: list[Log]
 
     def __init__(self, number: int, row: TopicRow, logs: list[Log], visible_after: int = 0) -> None:
-        self._begin(number, row.name, row.config)
+        self.number = number
+        self.name = row.name
+        self.last_read_ts: int | None = None
+        self.touched_ts: int | None = None
         self.visible_after = visible_after  # the ticket of its creation, before which readers don't see it
         self.adopt(row, logs)
 
@@ -85,17 +88,13 @@ class Topic:
     def dormant(cls, number: int, name: str, config: TopicConfig, stored: StoredTopic) -> "Topic":
         """A topic that is opened when it is used. `name` and `config` are those of the stored row."""
         topic = cls.__new__(cls)
-        topic._begin(number, name, config)
+        topic.number = number
+        topic.name = name
+        topic.config = config
+        topic.last_read_ts = topic.touched_ts = None
         topic.visible_after = 0
         topic._stored = stored
         return topic
-
-    def _begin(self, number: int, name: str, config: TopicConfig) -> None:
-        self.number = number
-        self.name = name
-        self.config = config
-        self.last_read_ts: int | None = None
-        self.touched_ts: int | None = None
 
     def adopt(self, row: TopicRow, logs: list[Log]) -> None:
         """Take over a new catalog row and these logs; name and identity stay."""
