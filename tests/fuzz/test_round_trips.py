@@ -53,7 +53,9 @@ def test_varints(number: int) -> None:
 def test_rows_of_logs(numbers: list[int], last: int, most: int) -> None:
     fields: list[Any] = [*numbers, last, most]
     state = Snapshot(*fields)
-    assert snapshot.decode(snapshot.encode(state)) == state
+    row = snapshot.encode(state)
+    assert snapshot.decode(row) == state
+    assert snapshot.figures(row) == (state.head, state.count, state.bytes, state.volatile_from)
 
 
 @QUICK

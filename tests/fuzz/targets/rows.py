@@ -106,7 +106,7 @@ TARGETS = (
         decode=lambda row: (snapshot.decode(row), snapshot.figures(row)),
         errors=(ValueError,),
         samples=[_STATE, b"\1" + _STATE[1:-8]],
-        covers=(f"{_ENGINE}.snapshot:decode", f"{_ENGINE}.snapshot:_fields"),
+        covers=tuple(f"{_ENGINE}.snapshot:{name}" for name in ("decode", "figures", "_fields")),
     ),
     Target(
         name="row of a topic",
