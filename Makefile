@@ -138,8 +138,8 @@ docs-serve: setup-dev
 bench: setup-dev build/spark-4.2/.installed
 	PYTHONPATH=tests $(BIN)/python -m bench
 
-# Long runs, which print their figures. The soak at load has MINUTES, the log that grows SIZE_GB, the loop of kills
-# TOPICS_KILLS, each of the others (random seeds, crashes of one kind) TOPICS_SOAK_SECONDS.
+# Long runs, which print their figures. The soak at load and each steady work have MINUTES, the log that grows SIZE_GB, the
+# loop of kills TOPICS_KILLS, each of the others (random seeds, crashes of one kind) TOPICS_SOAK_SECONDS.
 MINUTES ?= 10
 SIZE_GB ?= 6
 SOAK := $(PYTEST) -m soak -s --timeout 0 -o faulthandler_timeout=0

@@ -200,9 +200,16 @@ def table(slices: Sequence[Slice]) -> str:
     return "\n".join(lines)
 
 
-def growth(slices: Sequence[Slice], name: str) -> float:
-    """The median of the last three tenths over that of the three after the first, in which caches fill."""
-    first, last = (median(float(getattr(each, name)) for each in part) for part in (slices[1:4], slices[-3:]))
+def growth_of_cpu(slices: Sequence[Slice]) -> float:
+    """The median cost of the last three tenths over that of the three after the first, in which caches fill."""
+    first, last = (median(each.relative for each in part) for part in (slices[1:4], slices[-3:]))
+    return last / first
+
+
+def growth_of_resident(slices: Sequence[Slice]) -> float:
+    """The peak of the second half over that of the first: memtables fill and are flushed."""
+    middle = len(slices) // 2
+    first, last = (max(each.resident for each in part) for part in (slices[:middle], slices[middle:]))
     return last / first
 
 
