@@ -1,5 +1,7 @@
 """The catalog: creating, listing, deleting and recreating topics; limits; recency."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -8,7 +10,8 @@ from engine_support import CrashStore, FaultyStore, World, code, gap
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import ConfigInput, ListTopicsRequest, QueueCounters
-from topics_service.storage.store import Family
+from topics_service.storage.memory import MemoryBatch, MemoryStore
+from topics_service.storage.store import Family, StoreError, WriteBatch
 
 
 def test_a_fresh_topic(world: World) -> None:
@@ -143,6 +146,58 @@ def test_deleting(world: World) -> None:
         world.state()
     world.kill()
     assert world.engine.list_topics(ListTopicsRequest()).topics == []
+
+
+@pytest.mark.parametrize(("records", "is_small"), [(1, True), (7, True), (9, False), (2000, False)])
+def test_few_rows_are_deleted_one_by_one_and_nothing_is_left(world: World, records: int, is_small: bool) -> None:
+    world.append(1, topic="other", tags=[b"x"], idempotency_key="k")
+    before = [dict(world.rows(family)) for family in Family]
+    if records > 1000:
+        world.append(*[1] * records, tags=[b"x"] * records)
+        world.seal()
+    else:
+        for i in range(records):
+            world.append(1, tags=[b"x"], idempotency_key=f"k{i}")
+    if records > 1:
+        world.append(1)
+        world.delete(eq=b"x")
+    with spied(world.store) as batches:
+        world.engine.delete_topic("t")
+    ranges = [family for family, _, _, stop in batches[0].changes if stop is not None]
+    assert (Family.BLOCKS not in ranges) == is_small
+    assert is_small == (not ranges)
+    after = [dict(world.rows(family)) for family in Family]
+    for family in set(Family) - {Family.META, Family.IDEMPOTENCY_EXPIRY}:
+        assert after[family] == before[family], family
+
+
+def test_a_log_that_can_not_be_read_is_deleted(world: World) -> None:
+    world.append(1, tags=[b"x"], idempotency_key="k")
+
+    def damaged(*_: object) -> Iterator[tuple[bytes, bytes]]:
+        raise StoreError("read failed: block checksum mismatch")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world.store, "scan", damaged)
+        assert world.engine.delete_topic("t")[0].deleted
+    for family in (Family.TOPICS, Family.LOGS, Family.BLOCKS, Family.TAGS, Family.IDEMPOTENCY):
+        assert world.rows(family) == [], family
+
+
+@contextmanager
+def spied(store: MemoryStore) -> Iterator[list[MemoryBatch]]:
+    """The batches that are written meanwhile."""
+    batches: list[MemoryBatch] = []
+    write = store.write
+
+    def written(batch: WriteBatch) -> None:
+        assert isinstance(batch, MemoryBatch)
+        batches.append(batch)
+        write(batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "write", written)
+        yield batches
 
 
 def test_deleting_an_ephemeral_topic_frees_its_memory(world: World) -> None:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from copy import copy
+from itertools import islice
 from typing import Final
 
 from topics_service.engine import idempotency, retention, snapshot, tags
@@ -17,7 +18,7 @@ from topics_service.engine.writer import Writer
 from topics_service.storage import keys
 from topics_service.storage.block import Outline, StoredBlock, build
 from topics_service.storage.kafkablock import encode
-from topics_service.storage.store import Family, Store, WriteBatch
+from topics_service.storage.store import Family, Store, StoreError, WriteBatch
 
 CEILING_STEP = 1 << 14
 BLOCK_BYTES = 1 << 20
@@ -26,6 +27,8 @@ _NO_CHANGES: Final = deque[
     tuple[int, Snapshot]
 ]()  # never changed: most logs are idle, and an empty deque has 600 bytes
 _LARGE_APPEND = 1000  # records, beyond which the ceiling is raised further than by a step
+_FEW_ROWS = 8
+_SMALL_HEAD, _SMALL_BYTES = 1 << 10, 1 << 16  # of logs whose rows are all small
 _ROWS_OF_A_LOG = (
     Family.BLOCKS, Family.TAGS, Family.DELETES, Family.GAPS, Family.IDEMPOTENCY,
     Family.ROUTER_COPIES, Family.LEASES, Family.JOBS, Family.PRODUCERS,
@@ -338,7 +341,22 @@ class Log:
         disk.delete(Family.LEASES, keys.pair(self.log_id, 0))  # the queue's own row: a change of config can write it
         if self.state.head:
             for family in _ROWS_OF_A_LOG:
-                disk.delete_range(family, *keys.log_range(self.log_id))
+                self._remove_rows(family, disk)
+
+    def _remove_rows(self, family: Family, disk: WriteBatch) -> None:
+        """Add the removal of the log's rows of a family to the batch.
+
+        A deleted range costs each read of the family until it is flushed, so few rows are removed one by one.
+        """
+        start, stop = keys.log_range(self.log_id)
+        if self.state.head <= _SMALL_HEAD and self.state.cum_bytes <= _SMALL_BYTES:
+            with suppress(StoreError):  # a damaged log is removed without reading it
+                found = [key for key, _ in islice(self._writer.store.scan(family, start, stop), _FEW_ROWS + 1)]
+                if len(found) <= _FEW_ROWS:
+                    for key in found:
+                        disk.delete(family, key)
+                    return
+        disk.delete_range(family, start, stop)
 
     def removed(self) -> None:
         """Release memory once the removal is written, and wake all waiters."""
