@@ -237,7 +237,7 @@ def test_pages_against_a_reader_of_everything(data: st.DataObject) -> None:
         patch.setattr("topics_service.engine.tagruns.WIDE", HUGE if exact else data.draw(st.sampled_from((0, 1, 16))))
         patch.setattr("topics_service.engine.tagruns.FAN_IN", data.draw(st.sampled_from((2, 3, 32))))
         patch.setattr("topics_service.engine.tagruns._MERGE_POSITIONS", data.draw(st.sampled_from((1, 4096))))
-        patch.setattr("topics_service.engine.tagruns._PRUNED", data.draw(st.sampled_from((1, 2, 64))))
+        patch.setattr("topics_service.engine.tagruns.PRUNED", data.draw(st.sampled_from((1, 2, 64))))
         patch.setattr("topics_service.engine.tagruns.MAX_POSITIONS", limit := data.draw(st.sampled_from((1, 2, 4096))))
         patch.setattr("topics_service.storage.tagchunk.MAX_POSITIONS", limit)
         patch.setattr("topics_service.storage.tagchunk.CHUNK_BYTES", data.draw(st.sampled_from((1, 40, 16384))))

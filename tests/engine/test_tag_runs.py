@@ -4,11 +4,13 @@ from array import array
 from collections import defaultdict
 
 import pytest
-from engine_support import CrashStore, World, runs, seqs, tags_of
+from engine_support import CrashStore, FaultyStore, World, code, runs, seqs, tags_of
 from test_tag_filter import eq, glob, walk
 
 from topics_service.engine import tagrows
+from topics_service.engine.errors import TopicsError
 from topics_service.engine.log import Log
+from topics_service.engine.tagruns import Merge
 from topics_service.storage import keys
 from topics_service.storage.store import Family, StoreError
 
@@ -108,6 +110,49 @@ def test_a_merge_whose_sources_are_dropped_ends(slices: int) -> None:
     world.maintain()
     check(world, 8, 13)
     assert set(chunk_rows(world)) == {(run.base, run.level) for run in runs(world)}
+
+
+@pytest.mark.parametrize("slices", range(5))
+def test_a_slice_that_the_store_refuses_for_a_stall_loses_nothing(slices: int) -> None:
+    store = FaultyStore()
+    world = World(store)
+    append(world, 12)
+    for _ in range(slices):
+        world.engine.maintain()
+    assert log_of(world).tag_upkeep is not None
+    store.stalled = True
+    with pytest.raises(TopicsError) as error:
+        world.engine.maintain()
+    assert code(error) == "throttled"
+    store.stalled = False
+    check(world, 1, 13)
+    append(world, 12)
+    world.maintain()
+    check(world, 1, 25)
+    assert [run.level for run in runs(world)].count(0) < 4, "it was begun again"
+    assert set(chunk_rows(world)) == {(run.base, run.level) for run in runs(world)}
+
+
+def test_few_merges_are_under_way_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("topics_service.engine.tagupkeep._MERGES", 1)
+    world = World(CrashStore())
+    append(world, 12)
+    world.engine.maintain()
+    other, first = Merge(world.store, 7, runs(world)[:2]), log_of(world)
+    assert len(world.engine.writer.merges) == 1
+    world.maintain()
+    assert first.tag_upkeep is None
+    assert len(world.engine.writer.merges) == 0
+    world.engine.writer.merges.add(other)
+    append(world, 36)
+    world.maintain()
+    assert {run.level for run in runs(world)} == {0, 1}, "waits"
+    check(world, 1, 49)
+    del other  # its log was deleted
+    append(world, 3)
+    world.maintain()
+    assert [run.level for run in runs(world)] == [2, 0]
+    check(world, 1, 52)
 
 
 def test_runs_of_an_ephemeral_log_are_merged_and_kept_when_it_becomes_durable() -> None:

@@ -109,7 +109,7 @@ def test_a_match_prunes_the_long_entries_that_it_emptied() -> None:
 
 
 def test_a_chunk_whose_entries_are_all_pruned_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topics_service.engine.tagruns._PRUNED", 1)
+    monkeypatch.setattr("topics_service.engine.tagruns.PRUNED", 1)
     world = filled(b"x", b"y", sealed=2)
     world.delete(glob=b"")
     assert tags_of(world) == []

@@ -268,24 +268,24 @@ class Log:
         bound = self.view.head + 1
         if before_seq is not None:
             bound = min(bound, before_seq)
-        prune = False
+        prune, matches = False, tags.Matches([], 0)
         with Transaction(self._writer) as tx:
             if match is None:
                 deleted = retention.advance(s, self.blocks, bound)
                 self.stage(tx, s, config)
             else:
-                seqs = tags.matching(self.stores(s), self.log_id, s, self.blocks, match, bound)
-                deleted = self.mark(tx, s, seqs, config)
+                matches = tags.matching(self.stores(s), self.log_id, s, self.blocks, match, bound)
+                deleted = self.mark(tx, s, matches.seqs, config)
                 # While readers still see the records they need the index; `maintenance` prunes it with the blocks then.
                 prune = before_seq is None and config.durability != "fsync" and not self._pending
                 if prune:
-                    tags.prune(self._writer.store, tx.batch, self.log_id, match, bound - 1)
+                    tags.prune(self._writer.store, tx.batch, self.log_id, match, bound - 1, matches)
             if not deleted:
                 return 0, self.visible(config, now), self.expiry_ticket
             ticket = tx.commit()
         if match is not None and prune and s.volatile_from:
             batch = self._memory.batch()
-            tags.prune(self._memory, batch, self.log_id, match, bound - 1)
+            tags.prune(self._memory, batch, self.log_id, match, bound - 1, matches)
             self._memory.write(batch)
         return deleted, s, ticket
 

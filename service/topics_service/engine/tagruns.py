@@ -34,7 +34,8 @@ WIDE: Final = 16
 _MERGE_POSITIONS: Final = 1 << 13  # in one slice: some 5 ms
 _MOSTLY: Final = 0.75
 _MAX_LEVEL: Final = 3
-_PRUNED: Final = 64  # positions: an entry of less is left to the next merge, for its chunk would be written again
+PRUNED: Final = 64
+"""Positions: a shorter entry is left to the next merge, for its chunk would be written again."""
 _RUN: Final = struct.Struct("<BxxxxxxxQ")
 _VERSION: Final = 1
 
@@ -132,7 +133,7 @@ def prune(store: Store, batch: WriteBatch, log_id: int, run: Run, value: bytes, 
     """Remove the longer entries of matching tags, all of whose positions are below `stop`."""
     for key, chunk in _chunks(store, log_id, run, value, 0):
         matching = chunk.matching(value, prefix=prefix)
-        dead = {i for i in matching if len(found := chunk.positions(i)) >= _PRUNED and found[-1] < stop}
+        dead = {i for i in matching if len(found := chunk.positions(i)) >= PRUNED and found[-1] < stop}
         if dead:
             left = [i for i in range(chunk.count) if i not in dead]
             if left:

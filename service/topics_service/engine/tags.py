@@ -10,6 +10,7 @@ are only marked as not indexed, and indexed when a tag is looked up (`maintenanc
 import heapq
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import NamedTuple
 
 from topics_service.engine import tagrows, tagruns
 from topics_service.engine.blocks import LogBlocks
@@ -59,10 +60,17 @@ def indexed_to(stores: Iterable[Store], blocks: LogBlocks, seq: int) -> int:
     return end
 
 
+class Matches(NamedTuple):
+    """Live seqs, and how many were found in all: the index has dead ones as well."""
+
+    seqs: list[int]
+    found: int
+
+
 def matching(
     stores: Iterable[Store], log_id: int, s: Snapshot, blocks: LogBlocks, match: TagMatch, bound: int
-) -> list[int]:
-    """Return the live seqs below `bound` with a matching tag, ascending. The cost grows with the matches, not the log.
+) -> Matches:
+    """Find the live seqs below `bound` with a matching tag, ascending. The cost grows with the matches, not the log.
 
     Every block marked as not indexed is decoded for it; `maintenance.index_marked` avoids that.
     """
@@ -87,7 +95,7 @@ def matching(
         block = blocks.tagged(at)
         found.update(block.base_seq + i for i in block.positions_of(match.value, prefix=prefix))
         at = block.end_seq
-    return sorted(seq for seq in found if seq < bound and s.is_live(seq))
+    return Matches(sorted(seq for seq in found if seq < bound and s.is_live(seq)), len(found))
 
 
 def walk(stores: Iterable[Store], log_id: int, match: TagMatch, start: int) -> Iterator[tuple[int, int, bool]] | None:
@@ -104,12 +112,14 @@ def walk(stores: Iterable[Store], log_id: int, match: TagMatch, start: int) -> I
     return heapq.merge(*ways, ((first, stop, True) for first, stop in older))
 
 
-def prune(store: Store, batch: WriteBatch, log_id: int, match: TagMatch, head: int) -> None:
-    """Remove what the index has of a match when all its records up to `head` are being deleted, where that pays."""
-    for run in tagruns.runs(store, log_id):
-        tagruns.prune(
-            store, batch, log_id, run, match.value, prefix=match.op == "Glob", stop=max(0, head + 1 - run.base)
-        )
+def prune(store: Store, batch: WriteBatch, log_id: int, match: TagMatch, head: int, matches: Matches) -> None:
+    """Remove from the index what it has of a match, where that pays, when all its records up to `head` are being
+    deleted, which are the `matches`."""
+    if matches.found >= tagruns.PRUNED:
+        prefix = match.op == "Glob"
+        for run in tagruns.runs(store, log_id):
+            stop = max(0, head + 1 - run.base)
+            tagruns.prune(store, batch, log_id, run, match.value, prefix=prefix, stop=stop)
     tagrows.prune(store, batch, log_id, match, head)
 
 

@@ -1,9 +1,12 @@
 """Background work on the tag index of one log, in slices: merging runs, and replacing the rows of earlier versions."""
 
+from collections.abc import Sequence
+from itertools import islice
+
 from topics_service.engine import tagrows, tagruns, tags
-from topics_service.engine.errors import TopicsError
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.log import Log
-from topics_service.engine.tagruns import Merge, Upkeep
+from topics_service.engine.tagruns import Merge, Run, Upkeep
 from topics_service.engine.writer import Writer
 from topics_service.storage import keys
 from topics_service.storage.block import Block
@@ -11,6 +14,7 @@ from topics_service.storage.kafkablock import KafkaBlock
 from topics_service.storage.store import Family, Store, StoreError, WriteBatch
 
 _MOVE_RECORDS = 1 << 13  # in one slice, which decodes them
+_MERGES = 8  # under way at a time: each has some megabytes in memory
 _SHARE = 2  # a run goes as a whole: one that has more than this part of the live records would stay for too long
 _MAX_SPAN = 1 << 31  # seqs of a run: its positions have 32 bits
 
@@ -22,10 +26,9 @@ def look(log: Log, writer: Writer, store: Store) -> None:
         return
     if state.merge is None:
         found = list(tagruns.runs(store, log.log_id))
-        marks = set(tags.marked(store, log.log_id)) if log.blocks.marked is not False else set[int]()
         largest = min((log.view.head + 1 - log.view.earliest) // _SHARE, _MAX_SPAN)
         sources = tagruns.mergeable(found, largest)
-        if sources and not any(sources[0].base <= base < sources[-1].stop for base in marks):
+        if sources and not _is_marked(log, store, sources):
             state.merge = Merge(store, log.log_id, sources)
     if store is writer.store and tagrows.exist(store, log.log_id):
         state.is_moving = True
@@ -38,31 +41,50 @@ def is_due(log: Log) -> bool:
 
 
 def run(log: Log, writer: Writer) -> bool:
-    """Run a slice of what is due. Returns True if more is."""
+    """Run a slice of what is due. Returns True if more is. Raises `throttled` when the store stalls."""
     state = log.tag_upkeep
     if state is None or state.is_damaged:
         return False
     try:
         if state.merge is not None:
-            _merge(log, writer, state.merge)
+            if not _merge(log, writer, state.merge):
+                return False  # until the log is written to again
         elif _move(log, writer):
             state.is_moving = False
-    except (StoreError, TopicsError):  # a look-up that comes there reports it
-        state.merge, state.is_moving, state.is_damaged = None, False, True
+    except (StoreError, TopicsError) as error:
+        state.merge = None  # what it has read is not written: it begins again, after the next seal
+        if isinstance(error, TopicsError) and error.reason is not Reason.INTERNAL:
+            log.tag_upkeep = state if state.is_moving else None
+            raise
+        state.is_moving, state.is_damaged = False, True  # a look-up that comes there reports it
         return False
     if state.merge is None and not state.is_moving:
         log.tag_upkeep = None
     return log.tag_upkeep is not None
 
 
-def _merge(log: Log, writer: Writer, merge: Merge) -> None:
+def _is_marked(log: Log, store: Store, sources: Sequence[Run]) -> bool:
+    """Return whether a block between the runs is not indexed yet: it would get a run within the merged one."""
+    if log.blocks.marked is False:
+        return False
+    return any(base < sources[-1].stop for base in islice(tags.marked(store, log.log_id, sources[0].base), 1))
+
+
+def _merge(log: Log, writer: Writer, merge: Merge) -> bool:
+    """Merge a slice. Returns False if too many others are under way."""
+    if merge not in writer.merges:
+        if len(writer.merges) >= _MERGES:
+            return False
+        writer.merges.add(merge)
     store, s = merge.store, log.view
     batch = writer.begin() if store is writer.store else store.batch()
     done = merge.step(batch, s.is_live if s.deletes else None, s.earliest)
     _write(writer, store, batch)
     if done is not False and log.tag_upkeep is not None:
+        writer.merges.discard(merge)
         log.tag_upkeep.merge = None
         look(log, writer, store)
+    return True
 
 
 def _move(log: Log, writer: Writer) -> bool:

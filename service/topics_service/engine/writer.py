@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.storage.store import Store, StoreError, StoreStalledError, WriteBatch
@@ -42,6 +43,8 @@ class Writer:
         self.on_freed: Callable[[int, int | None], None] = lambda _log_id, _stop: None
         """Called with a log whose blocks below a seq were deleted, or all of its rows (None)."""
         self.span: Span | None = None
+        self.merges = WeakSet[Any]()
+        """Merges of tag indexes that are under way; one ends with its log."""
         self._promotions: dict[int, Callable[[int], bool]] = {}
 
     def check(self) -> None:
