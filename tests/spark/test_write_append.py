@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -429,7 +430,8 @@ def test_throttling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_flight: 
             return super().waited(error)
 
     monkeypatch.setattr(append, "Patience", Patience)
-    large = pa.array([json.dumps("x" * 5000 + str(i)) for i in range(600)])
+    noise = random.Random(1)
+    large = pa.array([json.dumps(noise.randbytes(2500).hex() + str(i)) for i in range(600)])  # does not compress
     with Server(tmp_path, env={"TOPICS_MEMORY_BYTES": 16 << 20}) as server, server.connect() as connection:
         job = Job(server.url, durability="ephemeral", maxRecordsPerAppend="20", maxInFlight=in_flight)
         other = Job(server.url, topic="other", durability="ephemeral")

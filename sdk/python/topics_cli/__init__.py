@@ -86,6 +86,9 @@ _ELSEWHERE: Final = {
     **dict.fromkeys(("repl", "interactive", "cli", "console"), "shell"),
 }
 _COLLECT_AFTER: Final = 10_000  # objects; imports make few cycles, and Python 3.11 would look for them every 700
+INTERRUPTS: Final[list[KeyboardInterrupt]] = []
+"""Interrupts of this process. Their frames hold connections: if one came while gRPC was starting a call, closing the
+channel would wait forever for the events of that call."""
 _USAGE: Final = "usage: topics COMMAND [ARGUMENTS]"
 _DESCRIPTION: Final = "A persistent event engine: durable log, pub/sub and job queue in one process."
 _EPILOG: Final = """\
@@ -102,22 +105,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         gc.set_threshold(_COLLECT_AFTER)
     _prepare_output()
-    interrupt: KeyboardInterrupt | None = None
     try:
         code = _main(_command_first(sys.argv[1:] if argv is None else argv))
     except BrokenPipeError:
         code = 141  # as for a program ended by SIGPIPE
     except KeyboardInterrupt as error:
-        code, interrupt = 130, error  # whose frames hold the connection
+        code = 130
+        INTERRUPTS.append(error)
     except Exception as error:
         if sys.flags.dev_mode or "serve" in (sys.argv[1:2] if argv is None else argv[:1]):  # for its log
             raise
         code = _internal(error)
-    if code == 130 and argv is None:
-        # Skip the interpreter's shutdown: if the interrupt came while gRPC was starting a call, closing the channel
-        # would wait forever for the events of that call.
-        os._exit(_finished(code))
-    del interrupt
+    if argv is None and (code == 130 or INTERRUPTS):
+        os._exit(_finished(code))  # skips the interpreter's shutdown
     if argv is None:
         gc.freeze()  # so that the collections at exit visit nothing: a tenth of the time of a short command
     return _finished(code)

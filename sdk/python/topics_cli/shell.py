@@ -69,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def execute(words: Sequence[str]) -> int:
     """Run one command, handling all errors, and return its exit code."""
-    from topics_cli import run_line
+    from topics_cli import INTERRUPTS, run_line
 
     name = words[0]
     if name in _OUTSIDE:
@@ -82,7 +82,8 @@ def execute(words: Sequence[str]) -> int:
         code = run_line(words)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        INTERRUPTS.append(error)
         print(file=sys.stderr)
         return 130
     except BrokenPipeError:

@@ -94,6 +94,23 @@ def test_what_tab_offers(words: list[str], text: str, found: list[str]) -> None:
     assert completions(words, text) == found
 
 
+def test_an_interrupt_ends_a_command_wherever_it_comes(topics: Cli, tmp_path: Path) -> None:
+    """Also while gRPC begins the call of the watch: without more than this, the shell hung at one of the first few."""
+    name = fresh()
+    topics("append", name, "1")
+    with terminal(topics.url, "shell", env={"TERM": "dumb", "XDG_STATE_HOME": str(tmp_path)}) as shell:
+        shell.until("> ")
+        for _ in range(20):
+            shell.type(f"tail -f {name} --format '({{value}})\\n'\n")
+            shell.until(r"\(1\)\r\n")
+            shell.running.send_signal(signal.SIGINT)
+            shell.until("> ")
+        shell.type("version\n")
+        shell.until("topics .*> ")
+        shell.type("exit\n")
+        assert shell.end() == 0
+
+
 def test_at_a_terminal(topics: Cli, api: Api, tmp_path: Path) -> None:
     """Completion of a topic's name, an interrupt that ends a command only, history."""
     stem = fresh("shell-of-")
