@@ -261,7 +261,10 @@ async def test_refused_and_failed_writes(engine: Engine, store: Store, metrics: 
     assert one(found, "topics_wal_submit_full_total") == 1
 
 
-async def test_while_recovering_and_draining(store: Store, engine: Engine, commit: GroupCommit) -> None:
+async def test_while_recovering_and_draining(
+    store: Store, engine: Engine, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topics_service.engine.recovery._SLICE", 1)
     for name in "abcd":
         put(engine, name)
     starting = Engine(store, SystemClock(), recover=False)

@@ -120,7 +120,9 @@ def test_a_mirror_that_is_killed_again_and_again_copies_each_record_once(
         assert [value["a"] for value in values if "a" in value] == list(range(20_001))
         assert [value["b"] for value in values if "b" in value] == list(range(5_001))
     (position,) = a.fetch_positions("mirror:a>b")
-    assert (position.from_seq, json.loads(position.metadata)) == (25_002, {"end": 25_002, "head": 25_002})
+    about = json.loads(position.metadata)
+    assert (position.from_seq, about["end"]) == (25_002, 25_002)
+    assert about["head"] in (25_001, 25_002), "that behind its last copy, which b's own last record may have come after"
 
     a.delete_group("mirror:a>b")  # as when it has expired
     with mirror(servers, "orders") as running:
