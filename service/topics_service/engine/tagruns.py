@@ -29,9 +29,9 @@ from topics_service.storage.tagchunk import (
 
 FAN_IN: Final = 32
 """The number of runs that are merged: 5 M records have some 10 large runs and up to twice as many small ones."""
-WIDE: Final = 16
+WIDE: Final = 32
 """A prefix whose tags fill more chunks of a run than this is better looked for in the blocks."""
-_MERGE_POSITIONS: Final = 1 << 13  # in one slice: some 5 ms
+_MERGE_POSITIONS: Final = 1 << 12  # in one slice: some 5 ms
 _MOSTLY: Final = 0.75
 _MAX_LEVEL: Final = 3
 PRUNED: Final = 64

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
-CHUNK_BYTES: Final = 8 << 10
+CHUNK_BYTES: Final = 4 << 10
 MAX_POSITIONS: Final = 1 << 12
 """The most positions of one entry."""
 _HEADER: Final = struct.Struct("<BBHI")
