@@ -1,5 +1,6 @@
 """Checkpoints: of a store under writes, and over the wire: access, number, lifetime."""
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,7 +163,7 @@ def test_a_start_removes_what_an_earlier_run_left(server: ServerProcess) -> None
 
 def test_a_caller_that_gives_up_leaves_none(server: ServerProcess) -> None:
     with TopicsClient(server.grpc_target) as client:
-        client.append_many("a", [bytes(500_000) for _ in range(60)])
+        client.append_many("a", [os.urandom(500_000) for _ in range(60)])
         with pytest.raises(TopicsError):
             client.connection.unary(
                 client.connection.admin.CreateCheckpoint, pb.CreateCheckpointRequest(), timeout=0.02
@@ -189,7 +190,7 @@ def test_it_takes_an_admin_of_everything(tmp_path: Path) -> None:
 
 def test_writers_go_on_meanwhile(server: ServerProcess) -> None:
     with TopicsClient(server.grpc_target) as client, TopicsClient(server.grpc_target) as writer:
-        writer.append_many("a", [bytes(500_000) for _ in range(80)])
+        writer.append_many("a", [os.urandom(500_000) for _ in range(80)])
         future = client.connection.admin.CreateCheckpoint.future(pb.CreateCheckpointRequest(), timeout=60)
         meanwhile = 0
         while not future.done():

@@ -110,7 +110,7 @@ def test_a_server_killed_while_it_makes_a_checkpoint(server: ServerProcess, cli:
     chance = random.Random(11)
     for _ in range(3):
         with TopicsClient(server.grpc_target) as client:
-            client.append_many("more", [bytes(100_000) for _ in range(50)])
+            client.append_many("more", [chance.randbytes(100_000) for _ in range(50)])
             head = client.get_topic("more").head_seq
             future = client.connection.admin.CreateCheckpoint.future(pb.CreateCheckpointRequest(), timeout=30)
             # Anywhere between the call and its answer, which takes about 0.1 s.
@@ -173,7 +173,7 @@ def test_a_killed_restore_is_no_directory(
 
 def test_a_server_that_stops_meanwhile(server: ServerProcess) -> None:
     with TopicsClient(server.grpc_target) as client:
-        client.append_many("big", [bytes(900_000) for _ in range(60)])
+        client.append_many("big", [random.randbytes(900_000) for _ in range(60)])
         future = client.connection.admin.CreateCheckpoint.future(pb.CreateCheckpointRequest(), timeout=30)
         poll(lambda: (server.data_dir / "checkpoints").exists(), 20)
         assert server.stop() == 0

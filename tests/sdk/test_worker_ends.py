@@ -278,16 +278,18 @@ async def test_async_handlers_that_are_not_done_in_time_are_cancelled(
 
 def test_own_loops_leave_no_tasks_behind(connection: Connection) -> None:
     make_queue(connection, "late-own", 2, lease_ms=60_000)
-    cancelled = list[int]()
+    begun, cancelled = list[int](), list[int]()
 
     async def handle(job: Job) -> None:
+        begun.append(job.seq)
         try:
             await asyncio.sleep(60)
         finally:
             cancelled.append(job.seq)
 
     with running(connection, "late-own", handle, drain_seconds=0.1) as worker:
-        poll(lambda: worker.statistics().running == 2)
+        poll(lambda: len(begun) == 2)
+        assert worker.statistics().running == 2
     assert sorted(cancelled) == [1, 2]
 
 
