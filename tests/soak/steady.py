@@ -9,6 +9,7 @@ and of these clients alike: what counts is the server's CPU per record over thei
 import asyncio
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Slice:
         return self.loop / self.clients
 
 
-class Steady:
+class Steady(ABC):
     """One kind of traffic until `stop`. `made` and `done` count records; subclasses say what is done."""
 
     NAME = ""
@@ -60,13 +61,13 @@ class Steady:
         self.made = self.done = 0
         self._over = asyncio.Event()
 
+    @abstractmethod
     async def prepare(self, connection: Connection) -> None:
         """Create what the traffic needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parts(self) -> list[Awaitable[None]]:
         """The clients beside the producer."""
-        raise NotImplementedError
 
     async def run(self, seconds: float) -> list[Slice]:
         """Run for a time, in tenths."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from msgspec import Struct
+from ulid import ULID
 
 from topics_client.units import counted
 from topics_service.engine import checks, config, idempotency, maintenance, names, reader, recovery, retention
@@ -52,7 +53,6 @@ from topics_service.engine.router.routers import Routers
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import Topic, TopicRow
 from topics_service.engine.transaction import Transaction
-from topics_service.engine.ulids import Ulids
 from topics_service.engine.watch.core import Watch
 from topics_service.engine.watch.frames import WatchRequest
 from topics_service.engine.writer import Writer
@@ -102,7 +102,7 @@ class Engine:
         boot_id: str = "",
         cache_bytes: int = 64 << 20,
         recover: bool = True,
-        new_id: Callable[[int], str] | None = None,
+        new_id: Callable[[int], str] = lambda now: str(ULID.from_timestamp(now / 1000)).lower(),
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
         """Recover the state in the store; O(topics). Raises StoreOpenError.
@@ -124,7 +124,7 @@ class Engine:
             clock,
             self.limits,
             prefix or names.ResourcePrefix(),
-            new_id or Ulids(),
+            new_id,
         )
         self.capacity = Capacity(self.writer, self._memory, clock, self.limits)
         self._touched: dict[int, Log] = {}

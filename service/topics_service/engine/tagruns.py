@@ -32,7 +32,7 @@ FAN_IN: Final = 32
 WIDE: Final = 32
 """A prefix whose tags fill more chunks of a run than this is better looked for in the blocks."""
 _MERGE_POSITIONS: Final = 1 << 12  # in one slice: some 5 ms
-_MOSTLY: Final = 0.75
+_MOSTLY: Final = 0.75  # of the entries have a tag of their own: then none are joined
 _MAX_LEVEL: Final = 3
 PRUNED: Final = 64
 """Positions: a shorter entry is left to the next merge, for its chunk would be written again."""
