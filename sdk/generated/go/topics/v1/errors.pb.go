@@ -118,6 +118,69 @@ const (
 	// The group has members, and the call needs one without. Detail: `group`.
 	// HTTP 409, gRPC FAILED_PRECONDITION.
 	ErrorReason_ERROR_REASON_GROUP_NOT_EMPTY ErrorReason = 27
+	// The text of a statement is not SQL, or not a statement of this server. Detail: `sqlstate`, and the place.
+	// HTTP 400, gRPC INVALID_ARGUMENT.
+	ErrorReason_ERROR_REASON_SYNTAX_ERROR ErrorReason = 28
+	// The statement is understood, and this server does not run it. Detail: `sqlstate`, and the place.
+	// HTTP 400, gRPC INVALID_ARGUMENT.
+	ErrorReason_ERROR_REASON_UNSUPPORTED_SQL ErrorReason = 29
+	// A value does not fit its type or its range. Detail: `sqlstate`, and the place.
+	// HTTP 400, gRPC INVALID_ARGUMENT.
+	ErrorReason_ERROR_REASON_INVALID_VALUE ErrorReason = 30
+	// The table has no such column, or the name means several. Detail: `sqlstate`, and the place.
+	// HTTP 400, gRPC INVALID_ARGUMENT.
+	ErrorReason_ERROR_REASON_COLUMN_NOT_FOUND ErrorReason = 31
+	// There is no such function with these arguments. Detail: `sqlstate`, and the place.
+	// HTTP 400, gRPC INVALID_ARGUMENT.
+	ErrorReason_ERROR_REASON_FUNCTION_NOT_FOUND ErrorReason = 32
+	// An expression divided by zero; of a route, the write that it refused. Detail: `sqlstate`, and the place.
+	// HTTP 400, gRPC INVALID_ARGUMENT.
+	ErrorReason_ERROR_REASON_DIVISION_BY_ZERO ErrorReason = 33
+	// A transaction was not ended, failed before, or is asked for what it can't do. Detail: `sqlstate`, and the place.
+	// HTTP 400, gRPC FAILED_PRECONDITION.
+	ErrorReason_ERROR_REASON_TRANSACTION_ERROR ErrorReason = 34
+	// The table does not exist. Detail: `sqlstate`, and the place.
+	// HTTP 404, gRPC NOT_FOUND.
+	ErrorReason_ERROR_REASON_TABLE_NOT_FOUND ErrorReason = 35
+	// The namespace does not exist. Detail: `sqlstate`, and the place.
+	// HTTP 404, gRPC NOT_FOUND.
+	ErrorReason_ERROR_REASON_NAMESPACE_NOT_FOUND ErrorReason = 36
+	// The topic has no such source. Detail: `sqlstate`, and the place.
+	// HTTP 404, gRPC NOT_FOUND.
+	ErrorReason_ERROR_REASON_ROUTE_NOT_FOUND ErrorReason = 37
+	// The index does not exist. Detail: `sqlstate`, and the place.
+	// HTTP 404, gRPC NOT_FOUND.
+	ErrorReason_ERROR_REASON_INDEX_NOT_FOUND ErrorReason = 38
+	// A column that is NOT NULL would be null. Detail: `sqlstate`, and the place.
+	// HTTP 400, gRPC FAILED_PRECONDITION.
+	ErrorReason_ERROR_REASON_NOT_NULL_VIOLATION ErrorReason = 39
+	// A row would not pass a CHECK of its table. Detail: `sqlstate`, and the place.
+	// HTTP 400, gRPC FAILED_PRECONDITION.
+	ErrorReason_ERROR_REASON_CHECK_VIOLATION ErrorReason = 40
+	// A row with this key exists. Detail: `sqlstate`, and the place.
+	// HTTP 409, gRPC ALREADY_EXISTS.
+	ErrorReason_ERROR_REASON_UNIQUE_VIOLATION ErrorReason = 41
+	// Something of this name exists. Detail: `sqlstate`, and the place.
+	// HTTP 409, gRPC ALREADY_EXISTS.
+	ErrorReason_ERROR_REASON_ALREADY_EXISTS ErrorReason = 42
+	// Other objects need this one. Detail: `sqlstate`, and the place.
+	// HTTP 409, gRPC FAILED_PRECONDITION.
+	ErrorReason_ERROR_REASON_DEPENDENT_OBJECTS ErrorReason = 43
+	// A result, or the changes of a statement, are larger than the server keeps. Detail: `sqlstate`, and the place.
+	// HTTP 413, gRPC RESOURCE_EXHAUSTED.
+	ErrorReason_ERROR_REASON_RESULT_TOO_LARGE ErrorReason = 44
+	// The statement took longer than its timeout. Nothing was changed. Detail: `sqlstate`, and the place.
+	// HTTP 504, gRPC DEADLINE_EXCEEDED.
+	ErrorReason_ERROR_REASON_QUERY_TIMEOUT ErrorReason = 45
+	// A transaction or route would span placement groups. Detail: `sqlstate`, and the place.
+	// HTTP 400, gRPC FAILED_PRECONDITION.
+	ErrorReason_ERROR_REASON_CROSS_SHARD ErrorReason = 46
+	// The user does not exist. Detail: `sqlstate`, and the place.
+	// HTTP 404, gRPC NOT_FOUND.
+	ErrorReason_ERROR_REASON_USER_NOT_FOUND ErrorReason = 47
+	// The topic is a queue, and the call needs a log. Detail: `sqlstate`, and the place.
+	// HTTP 409, gRPC FAILED_PRECONDITION.
+	ErrorReason_ERROR_REASON_NOT_A_LOG ErrorReason = 48
 )
 
 // Enum value maps for ErrorReason.
@@ -151,6 +214,27 @@ var (
 		25: "ERROR_REASON_PARTITION_NOT_FOUND",
 		26: "ERROR_REASON_GROUP_NOT_FOUND",
 		27: "ERROR_REASON_GROUP_NOT_EMPTY",
+		28: "ERROR_REASON_SYNTAX_ERROR",
+		29: "ERROR_REASON_UNSUPPORTED_SQL",
+		30: "ERROR_REASON_INVALID_VALUE",
+		31: "ERROR_REASON_COLUMN_NOT_FOUND",
+		32: "ERROR_REASON_FUNCTION_NOT_FOUND",
+		33: "ERROR_REASON_DIVISION_BY_ZERO",
+		34: "ERROR_REASON_TRANSACTION_ERROR",
+		35: "ERROR_REASON_TABLE_NOT_FOUND",
+		36: "ERROR_REASON_NAMESPACE_NOT_FOUND",
+		37: "ERROR_REASON_ROUTE_NOT_FOUND",
+		38: "ERROR_REASON_INDEX_NOT_FOUND",
+		39: "ERROR_REASON_NOT_NULL_VIOLATION",
+		40: "ERROR_REASON_CHECK_VIOLATION",
+		41: "ERROR_REASON_UNIQUE_VIOLATION",
+		42: "ERROR_REASON_ALREADY_EXISTS",
+		43: "ERROR_REASON_DEPENDENT_OBJECTS",
+		44: "ERROR_REASON_RESULT_TOO_LARGE",
+		45: "ERROR_REASON_QUERY_TIMEOUT",
+		46: "ERROR_REASON_CROSS_SHARD",
+		47: "ERROR_REASON_USER_NOT_FOUND",
+		48: "ERROR_REASON_NOT_A_LOG",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":               0,
@@ -181,6 +265,27 @@ var (
 		"ERROR_REASON_PARTITION_NOT_FOUND":       25,
 		"ERROR_REASON_GROUP_NOT_FOUND":           26,
 		"ERROR_REASON_GROUP_NOT_EMPTY":           27,
+		"ERROR_REASON_SYNTAX_ERROR":              28,
+		"ERROR_REASON_UNSUPPORTED_SQL":           29,
+		"ERROR_REASON_INVALID_VALUE":             30,
+		"ERROR_REASON_COLUMN_NOT_FOUND":          31,
+		"ERROR_REASON_FUNCTION_NOT_FOUND":        32,
+		"ERROR_REASON_DIVISION_BY_ZERO":          33,
+		"ERROR_REASON_TRANSACTION_ERROR":         34,
+		"ERROR_REASON_TABLE_NOT_FOUND":           35,
+		"ERROR_REASON_NAMESPACE_NOT_FOUND":       36,
+		"ERROR_REASON_ROUTE_NOT_FOUND":           37,
+		"ERROR_REASON_INDEX_NOT_FOUND":           38,
+		"ERROR_REASON_NOT_NULL_VIOLATION":        39,
+		"ERROR_REASON_CHECK_VIOLATION":           40,
+		"ERROR_REASON_UNIQUE_VIOLATION":          41,
+		"ERROR_REASON_ALREADY_EXISTS":            42,
+		"ERROR_REASON_DEPENDENT_OBJECTS":         43,
+		"ERROR_REASON_RESULT_TOO_LARGE":          44,
+		"ERROR_REASON_QUERY_TIMEOUT":             45,
+		"ERROR_REASON_CROSS_SHARD":               46,
+		"ERROR_REASON_USER_NOT_FOUND":            47,
+		"ERROR_REASON_NOT_A_LOG":                 48,
 	}
 )
 
@@ -316,7 +421,7 @@ const file_topics_v1_errors_proto_rawDesc = "" +
 	"httpStatus\x12\x1f\n" +
 	"\vgrpc_status\x18\x03 \x01(\tR\n" +
 	"grpcStatus\x12\x1c\n" +
-	"\tretryable\x18\x04 \x01(\bR\tretryable*\xa8\x10\n" +
+	"\tretryable\x18\x04 \x01(\bR\tretryable*\xfa\x1c\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12L\n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x1a*\xa2\xbb\x18&\n" +
@@ -374,7 +479,49 @@ const file_topics_v1_errors_proto_rawDesc = "" +
 	"\x1cERROR_REASON_GROUP_NOT_FOUND\x10\x1a\x1a#\xa2\xbb\x18\x1f\n" +
 	"\x0fgroup_not_found\x10\x94\x03\x1a\tNOT_FOUND\x12O\n" +
 	"\x1cERROR_REASON_GROUP_NOT_EMPTY\x10\x1b\x1a-\xa2\xbb\x18)\n" +
-	"\x0fgroup_not_empty\x10\x99\x03\x1a\x13FAILED_PRECONDITION:M\n" +
+	"\x0fgroup_not_empty\x10\x99\x03\x1a\x13FAILED_PRECONDITION\x12F\n" +
+	"\x19ERROR_REASON_SYNTAX_ERROR\x10\x1c\x1a'\xa2\xbb\x18#\n" +
+	"\fsyntax_error\x10\x90\x03\x1a\x10INVALID_ARGUMENT\x12L\n" +
+	"\x1cERROR_REASON_UNSUPPORTED_SQL\x10\x1d\x1a*\xa2\xbb\x18&\n" +
+	"\x0funsupported_sql\x10\x90\x03\x1a\x10INVALID_ARGUMENT\x12H\n" +
+	"\x1aERROR_REASON_INVALID_VALUE\x10\x1e\x1a(\xa2\xbb\x18$\n" +
+	"\rinvalid_value\x10\x90\x03\x1a\x10INVALID_ARGUMENT\x12N\n" +
+	"\x1dERROR_REASON_COLUMN_NOT_FOUND\x10\x1f\x1a+\xa2\xbb\x18'\n" +
+	"\x10column_not_found\x10\x90\x03\x1a\x10INVALID_ARGUMENT\x12R\n" +
+	"\x1fERROR_REASON_FUNCTION_NOT_FOUND\x10 \x1a-\xa2\xbb\x18)\n" +
+	"\x12function_not_found\x10\x90\x03\x1a\x10INVALID_ARGUMENT\x12N\n" +
+	"\x1dERROR_REASON_DIVISION_BY_ZERO\x10!\x1a+\xa2\xbb\x18'\n" +
+	"\x10division_by_zero\x10\x90\x03\x1a\x10INVALID_ARGUMENT\x12S\n" +
+	"\x1eERROR_REASON_TRANSACTION_ERROR\x10\"\x1a/\xa2\xbb\x18+\n" +
+	"\x11transaction_error\x10\x90\x03\x1a\x13FAILED_PRECONDITION\x12E\n" +
+	"\x1cERROR_REASON_TABLE_NOT_FOUND\x10#\x1a#\xa2\xbb\x18\x1f\n" +
+	"\x0ftable_not_found\x10\x94\x03\x1a\tNOT_FOUND\x12M\n" +
+	" ERROR_REASON_NAMESPACE_NOT_FOUND\x10$\x1a'\xa2\xbb\x18#\n" +
+	"\x13namespace_not_found\x10\x94\x03\x1a\tNOT_FOUND\x12E\n" +
+	"\x1cERROR_REASON_ROUTE_NOT_FOUND\x10%\x1a#\xa2\xbb\x18\x1f\n" +
+	"\x0froute_not_found\x10\x94\x03\x1a\tNOT_FOUND\x12E\n" +
+	"\x1cERROR_REASON_INDEX_NOT_FOUND\x10&\x1a#\xa2\xbb\x18\x1f\n" +
+	"\x0findex_not_found\x10\x94\x03\x1a\tNOT_FOUND\x12U\n" +
+	"\x1fERROR_REASON_NOT_NULL_VIOLATION\x10'\x1a0\xa2\xbb\x18,\n" +
+	"\x12not_null_violation\x10\x90\x03\x1a\x13FAILED_PRECONDITION\x12O\n" +
+	"\x1cERROR_REASON_CHECK_VIOLATION\x10(\x1a-\xa2\xbb\x18)\n" +
+	"\x0fcheck_violation\x10\x90\x03\x1a\x13FAILED_PRECONDITION\x12L\n" +
+	"\x1dERROR_REASON_UNIQUE_VIOLATION\x10)\x1a)\xa2\xbb\x18%\n" +
+	"\x10unique_violation\x10\x99\x03\x1a\x0eALREADY_EXISTS\x12H\n" +
+	"\x1bERROR_REASON_ALREADY_EXISTS\x10*\x1a'\xa2\xbb\x18#\n" +
+	"\x0ealready_exists\x10\x99\x03\x1a\x0eALREADY_EXISTS\x12S\n" +
+	"\x1eERROR_REASON_DEPENDENT_OBJECTS\x10+\x1a/\xa2\xbb\x18+\n" +
+	"\x11dependent_objects\x10\x99\x03\x1a\x13FAILED_PRECONDITION\x12P\n" +
+	"\x1dERROR_REASON_RESULT_TOO_LARGE\x10,\x1a-\xa2\xbb\x18)\n" +
+	"\x10result_too_large\x10\x9d\x03\x1a\x12RESOURCE_EXHAUSTED\x12I\n" +
+	"\x1aERROR_REASON_QUERY_TIMEOUT\x10-\x1a)\xa2\xbb\x18%\n" +
+	"\rquery_timeout\x10\xf8\x03\x1a\x11DEADLINE_EXCEEDED\x12G\n" +
+	"\x18ERROR_REASON_CROSS_SHARD\x10.\x1a)\xa2\xbb\x18%\n" +
+	"\vcross_shard\x10\x90\x03\x1a\x13FAILED_PRECONDITION\x12C\n" +
+	"\x1bERROR_REASON_USER_NOT_FOUND\x10/\x1a\"\xa2\xbb\x18\x1e\n" +
+	"\x0euser_not_found\x10\x94\x03\x1a\tNOT_FOUND\x12C\n" +
+	"\x16ERROR_REASON_NOT_A_LOG\x100\x1a'\xa2\xbb\x18#\n" +
+	"\tnot_a_log\x10\x99\x03\x1a\x13FAILED_PRECONDITION:M\n" +
 	"\x04rule\x12!.google.protobuf.EnumValueOptions\x18\xb4\x87\x03 \x01(\v2\x14.topics.v1.ErrorRuleR\x04ruleB\x85\x01\n" +
 	"\rcom.topics.v1B\vErrorsProtoP\x01Z\"topics.test/sdk/topics/v1;topicsv1\xa2\x02\x03TXX\xaa\x02\tTopics.V1\xca\x02\tTopics\\V1\xe2\x02\x15Topics\\V1\\GPBMetadata\xea\x02\n" +
 	"Topics::V1b\x06proto3"

@@ -141,6 +141,90 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The group has members, and the call needs one without. Detail: `group`.
     HTTP 409, gRPC FAILED_PRECONDITION.
     """
+    ERROR_REASON_SYNTAX_ERROR: _ErrorReason.ValueType  # 28
+    """The text of a statement is not SQL, or not a statement of this server. Detail: `sqlstate`, and the place.
+    HTTP 400, gRPC INVALID_ARGUMENT.
+    """
+    ERROR_REASON_UNSUPPORTED_SQL: _ErrorReason.ValueType  # 29
+    """The statement is understood, and this server does not run it. Detail: `sqlstate`, and the place.
+    HTTP 400, gRPC INVALID_ARGUMENT.
+    """
+    ERROR_REASON_INVALID_VALUE: _ErrorReason.ValueType  # 30
+    """A value does not fit its type or its range. Detail: `sqlstate`, and the place.
+    HTTP 400, gRPC INVALID_ARGUMENT.
+    """
+    ERROR_REASON_COLUMN_NOT_FOUND: _ErrorReason.ValueType  # 31
+    """The table has no such column, or the name means several. Detail: `sqlstate`, and the place.
+    HTTP 400, gRPC INVALID_ARGUMENT.
+    """
+    ERROR_REASON_FUNCTION_NOT_FOUND: _ErrorReason.ValueType  # 32
+    """There is no such function with these arguments. Detail: `sqlstate`, and the place.
+    HTTP 400, gRPC INVALID_ARGUMENT.
+    """
+    ERROR_REASON_DIVISION_BY_ZERO: _ErrorReason.ValueType  # 33
+    """An expression divided by zero; of a route, the write that it refused. Detail: `sqlstate`, and the place.
+    HTTP 400, gRPC INVALID_ARGUMENT.
+    """
+    ERROR_REASON_TRANSACTION_ERROR: _ErrorReason.ValueType  # 34
+    """A transaction was not ended, failed before, or is asked for what it can't do. Detail: `sqlstate`, and the place.
+    HTTP 400, gRPC FAILED_PRECONDITION.
+    """
+    ERROR_REASON_TABLE_NOT_FOUND: _ErrorReason.ValueType  # 35
+    """The table does not exist. Detail: `sqlstate`, and the place.
+    HTTP 404, gRPC NOT_FOUND.
+    """
+    ERROR_REASON_NAMESPACE_NOT_FOUND: _ErrorReason.ValueType  # 36
+    """The namespace does not exist. Detail: `sqlstate`, and the place.
+    HTTP 404, gRPC NOT_FOUND.
+    """
+    ERROR_REASON_ROUTE_NOT_FOUND: _ErrorReason.ValueType  # 37
+    """The topic has no such source. Detail: `sqlstate`, and the place.
+    HTTP 404, gRPC NOT_FOUND.
+    """
+    ERROR_REASON_INDEX_NOT_FOUND: _ErrorReason.ValueType  # 38
+    """The index does not exist. Detail: `sqlstate`, and the place.
+    HTTP 404, gRPC NOT_FOUND.
+    """
+    ERROR_REASON_NOT_NULL_VIOLATION: _ErrorReason.ValueType  # 39
+    """A column that is NOT NULL would be null. Detail: `sqlstate`, and the place.
+    HTTP 400, gRPC FAILED_PRECONDITION.
+    """
+    ERROR_REASON_CHECK_VIOLATION: _ErrorReason.ValueType  # 40
+    """A row would not pass a CHECK of its table. Detail: `sqlstate`, and the place.
+    HTTP 400, gRPC FAILED_PRECONDITION.
+    """
+    ERROR_REASON_UNIQUE_VIOLATION: _ErrorReason.ValueType  # 41
+    """A row with this key exists. Detail: `sqlstate`, and the place.
+    HTTP 409, gRPC ALREADY_EXISTS.
+    """
+    ERROR_REASON_ALREADY_EXISTS: _ErrorReason.ValueType  # 42
+    """Something of this name exists. Detail: `sqlstate`, and the place.
+    HTTP 409, gRPC ALREADY_EXISTS.
+    """
+    ERROR_REASON_DEPENDENT_OBJECTS: _ErrorReason.ValueType  # 43
+    """Other objects need this one. Detail: `sqlstate`, and the place.
+    HTTP 409, gRPC FAILED_PRECONDITION.
+    """
+    ERROR_REASON_RESULT_TOO_LARGE: _ErrorReason.ValueType  # 44
+    """A result, or the changes of a statement, are larger than the server keeps. Detail: `sqlstate`, and the place.
+    HTTP 413, gRPC RESOURCE_EXHAUSTED.
+    """
+    ERROR_REASON_QUERY_TIMEOUT: _ErrorReason.ValueType  # 45
+    """The statement took longer than its timeout. Nothing was changed. Detail: `sqlstate`, and the place.
+    HTTP 504, gRPC DEADLINE_EXCEEDED.
+    """
+    ERROR_REASON_CROSS_SHARD: _ErrorReason.ValueType  # 46
+    """A transaction or route would span placement groups. Detail: `sqlstate`, and the place.
+    HTTP 400, gRPC FAILED_PRECONDITION.
+    """
+    ERROR_REASON_USER_NOT_FOUND: _ErrorReason.ValueType  # 47
+    """The user does not exist. Detail: `sqlstate`, and the place.
+    HTTP 404, gRPC NOT_FOUND.
+    """
+    ERROR_REASON_NOT_A_LOG: _ErrorReason.ValueType  # 48
+    """The topic is a queue, and the call needs a log. Detail: `sqlstate`, and the place.
+    HTTP 409, gRPC FAILED_PRECONDITION.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Cause of a failed call or stream. The number is used in StreamError, the text everywhere else. A gap in the log
@@ -261,6 +345,90 @@ HTTP 404, gRPC NOT_FOUND.
 """
 ERROR_REASON_GROUP_NOT_EMPTY: ErrorReason.ValueType  # 27
 """The group has members, and the call needs one without. Detail: `group`.
+HTTP 409, gRPC FAILED_PRECONDITION.
+"""
+ERROR_REASON_SYNTAX_ERROR: ErrorReason.ValueType  # 28
+"""The text of a statement is not SQL, or not a statement of this server. Detail: `sqlstate`, and the place.
+HTTP 400, gRPC INVALID_ARGUMENT.
+"""
+ERROR_REASON_UNSUPPORTED_SQL: ErrorReason.ValueType  # 29
+"""The statement is understood, and this server does not run it. Detail: `sqlstate`, and the place.
+HTTP 400, gRPC INVALID_ARGUMENT.
+"""
+ERROR_REASON_INVALID_VALUE: ErrorReason.ValueType  # 30
+"""A value does not fit its type or its range. Detail: `sqlstate`, and the place.
+HTTP 400, gRPC INVALID_ARGUMENT.
+"""
+ERROR_REASON_COLUMN_NOT_FOUND: ErrorReason.ValueType  # 31
+"""The table has no such column, or the name means several. Detail: `sqlstate`, and the place.
+HTTP 400, gRPC INVALID_ARGUMENT.
+"""
+ERROR_REASON_FUNCTION_NOT_FOUND: ErrorReason.ValueType  # 32
+"""There is no such function with these arguments. Detail: `sqlstate`, and the place.
+HTTP 400, gRPC INVALID_ARGUMENT.
+"""
+ERROR_REASON_DIVISION_BY_ZERO: ErrorReason.ValueType  # 33
+"""An expression divided by zero; of a route, the write that it refused. Detail: `sqlstate`, and the place.
+HTTP 400, gRPC INVALID_ARGUMENT.
+"""
+ERROR_REASON_TRANSACTION_ERROR: ErrorReason.ValueType  # 34
+"""A transaction was not ended, failed before, or is asked for what it can't do. Detail: `sqlstate`, and the place.
+HTTP 400, gRPC FAILED_PRECONDITION.
+"""
+ERROR_REASON_TABLE_NOT_FOUND: ErrorReason.ValueType  # 35
+"""The table does not exist. Detail: `sqlstate`, and the place.
+HTTP 404, gRPC NOT_FOUND.
+"""
+ERROR_REASON_NAMESPACE_NOT_FOUND: ErrorReason.ValueType  # 36
+"""The namespace does not exist. Detail: `sqlstate`, and the place.
+HTTP 404, gRPC NOT_FOUND.
+"""
+ERROR_REASON_ROUTE_NOT_FOUND: ErrorReason.ValueType  # 37
+"""The topic has no such source. Detail: `sqlstate`, and the place.
+HTTP 404, gRPC NOT_FOUND.
+"""
+ERROR_REASON_INDEX_NOT_FOUND: ErrorReason.ValueType  # 38
+"""The index does not exist. Detail: `sqlstate`, and the place.
+HTTP 404, gRPC NOT_FOUND.
+"""
+ERROR_REASON_NOT_NULL_VIOLATION: ErrorReason.ValueType  # 39
+"""A column that is NOT NULL would be null. Detail: `sqlstate`, and the place.
+HTTP 400, gRPC FAILED_PRECONDITION.
+"""
+ERROR_REASON_CHECK_VIOLATION: ErrorReason.ValueType  # 40
+"""A row would not pass a CHECK of its table. Detail: `sqlstate`, and the place.
+HTTP 400, gRPC FAILED_PRECONDITION.
+"""
+ERROR_REASON_UNIQUE_VIOLATION: ErrorReason.ValueType  # 41
+"""A row with this key exists. Detail: `sqlstate`, and the place.
+HTTP 409, gRPC ALREADY_EXISTS.
+"""
+ERROR_REASON_ALREADY_EXISTS: ErrorReason.ValueType  # 42
+"""Something of this name exists. Detail: `sqlstate`, and the place.
+HTTP 409, gRPC ALREADY_EXISTS.
+"""
+ERROR_REASON_DEPENDENT_OBJECTS: ErrorReason.ValueType  # 43
+"""Other objects need this one. Detail: `sqlstate`, and the place.
+HTTP 409, gRPC FAILED_PRECONDITION.
+"""
+ERROR_REASON_RESULT_TOO_LARGE: ErrorReason.ValueType  # 44
+"""A result, or the changes of a statement, are larger than the server keeps. Detail: `sqlstate`, and the place.
+HTTP 413, gRPC RESOURCE_EXHAUSTED.
+"""
+ERROR_REASON_QUERY_TIMEOUT: ErrorReason.ValueType  # 45
+"""The statement took longer than its timeout. Nothing was changed. Detail: `sqlstate`, and the place.
+HTTP 504, gRPC DEADLINE_EXCEEDED.
+"""
+ERROR_REASON_CROSS_SHARD: ErrorReason.ValueType  # 46
+"""A transaction or route would span placement groups. Detail: `sqlstate`, and the place.
+HTTP 400, gRPC FAILED_PRECONDITION.
+"""
+ERROR_REASON_USER_NOT_FOUND: ErrorReason.ValueType  # 47
+"""The user does not exist. Detail: `sqlstate`, and the place.
+HTTP 404, gRPC NOT_FOUND.
+"""
+ERROR_REASON_NOT_A_LOG: ErrorReason.ValueType  # 48
+"""The topic is a queue, and the call needs a log. Detail: `sqlstate`, and the place.
 HTTP 409, gRPC FAILED_PRECONDITION.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

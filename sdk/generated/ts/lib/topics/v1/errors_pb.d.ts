@@ -291,6 +291,174 @@ export enum ErrorReason {
    * @generated from enum value: ERROR_REASON_GROUP_NOT_EMPTY = 27;
    */
   GROUP_NOT_EMPTY = 27,
+
+  /**
+   * The text of a statement is not SQL, or not a statement of this server. Detail: `sqlstate`, and the place.
+   * HTTP 400, gRPC INVALID_ARGUMENT.
+   *
+   * @generated from enum value: ERROR_REASON_SYNTAX_ERROR = 28;
+   */
+  SYNTAX_ERROR = 28,
+
+  /**
+   * The statement is understood, and this server does not run it. Detail: `sqlstate`, and the place.
+   * HTTP 400, gRPC INVALID_ARGUMENT.
+   *
+   * @generated from enum value: ERROR_REASON_UNSUPPORTED_SQL = 29;
+   */
+  UNSUPPORTED_SQL = 29,
+
+  /**
+   * A value does not fit its type or its range. Detail: `sqlstate`, and the place.
+   * HTTP 400, gRPC INVALID_ARGUMENT.
+   *
+   * @generated from enum value: ERROR_REASON_INVALID_VALUE = 30;
+   */
+  INVALID_VALUE = 30,
+
+  /**
+   * The table has no such column, or the name means several. Detail: `sqlstate`, and the place.
+   * HTTP 400, gRPC INVALID_ARGUMENT.
+   *
+   * @generated from enum value: ERROR_REASON_COLUMN_NOT_FOUND = 31;
+   */
+  COLUMN_NOT_FOUND = 31,
+
+  /**
+   * There is no such function with these arguments. Detail: `sqlstate`, and the place.
+   * HTTP 400, gRPC INVALID_ARGUMENT.
+   *
+   * @generated from enum value: ERROR_REASON_FUNCTION_NOT_FOUND = 32;
+   */
+  FUNCTION_NOT_FOUND = 32,
+
+  /**
+   * An expression divided by zero; of a route, the write that it refused. Detail: `sqlstate`, and the place.
+   * HTTP 400, gRPC INVALID_ARGUMENT.
+   *
+   * @generated from enum value: ERROR_REASON_DIVISION_BY_ZERO = 33;
+   */
+  DIVISION_BY_ZERO = 33,
+
+  /**
+   * A transaction was not ended, failed before, or is asked for what it can't do. Detail: `sqlstate`, and the place.
+   * HTTP 400, gRPC FAILED_PRECONDITION.
+   *
+   * @generated from enum value: ERROR_REASON_TRANSACTION_ERROR = 34;
+   */
+  TRANSACTION_ERROR = 34,
+
+  /**
+   * The table does not exist. Detail: `sqlstate`, and the place.
+   * HTTP 404, gRPC NOT_FOUND.
+   *
+   * @generated from enum value: ERROR_REASON_TABLE_NOT_FOUND = 35;
+   */
+  TABLE_NOT_FOUND = 35,
+
+  /**
+   * The namespace does not exist. Detail: `sqlstate`, and the place.
+   * HTTP 404, gRPC NOT_FOUND.
+   *
+   * @generated from enum value: ERROR_REASON_NAMESPACE_NOT_FOUND = 36;
+   */
+  NAMESPACE_NOT_FOUND = 36,
+
+  /**
+   * The topic has no such source. Detail: `sqlstate`, and the place.
+   * HTTP 404, gRPC NOT_FOUND.
+   *
+   * @generated from enum value: ERROR_REASON_ROUTE_NOT_FOUND = 37;
+   */
+  ROUTE_NOT_FOUND = 37,
+
+  /**
+   * The index does not exist. Detail: `sqlstate`, and the place.
+   * HTTP 404, gRPC NOT_FOUND.
+   *
+   * @generated from enum value: ERROR_REASON_INDEX_NOT_FOUND = 38;
+   */
+  INDEX_NOT_FOUND = 38,
+
+  /**
+   * A column that is NOT NULL would be null. Detail: `sqlstate`, and the place.
+   * HTTP 400, gRPC FAILED_PRECONDITION.
+   *
+   * @generated from enum value: ERROR_REASON_NOT_NULL_VIOLATION = 39;
+   */
+  NOT_NULL_VIOLATION = 39,
+
+  /**
+   * A row would not pass a CHECK of its table. Detail: `sqlstate`, and the place.
+   * HTTP 400, gRPC FAILED_PRECONDITION.
+   *
+   * @generated from enum value: ERROR_REASON_CHECK_VIOLATION = 40;
+   */
+  CHECK_VIOLATION = 40,
+
+  /**
+   * A row with this key exists. Detail: `sqlstate`, and the place.
+   * HTTP 409, gRPC ALREADY_EXISTS.
+   *
+   * @generated from enum value: ERROR_REASON_UNIQUE_VIOLATION = 41;
+   */
+  UNIQUE_VIOLATION = 41,
+
+  /**
+   * Something of this name exists. Detail: `sqlstate`, and the place.
+   * HTTP 409, gRPC ALREADY_EXISTS.
+   *
+   * @generated from enum value: ERROR_REASON_ALREADY_EXISTS = 42;
+   */
+  ALREADY_EXISTS = 42,
+
+  /**
+   * Other objects need this one. Detail: `sqlstate`, and the place.
+   * HTTP 409, gRPC FAILED_PRECONDITION.
+   *
+   * @generated from enum value: ERROR_REASON_DEPENDENT_OBJECTS = 43;
+   */
+  DEPENDENT_OBJECTS = 43,
+
+  /**
+   * A result, or the changes of a statement, are larger than the server keeps. Detail: `sqlstate`, and the place.
+   * HTTP 413, gRPC RESOURCE_EXHAUSTED.
+   *
+   * @generated from enum value: ERROR_REASON_RESULT_TOO_LARGE = 44;
+   */
+  RESULT_TOO_LARGE = 44,
+
+  /**
+   * The statement took longer than its timeout. Nothing was changed. Detail: `sqlstate`, and the place.
+   * HTTP 504, gRPC DEADLINE_EXCEEDED.
+   *
+   * @generated from enum value: ERROR_REASON_QUERY_TIMEOUT = 45;
+   */
+  QUERY_TIMEOUT = 45,
+
+  /**
+   * A transaction or route would span placement groups. Detail: `sqlstate`, and the place.
+   * HTTP 400, gRPC FAILED_PRECONDITION.
+   *
+   * @generated from enum value: ERROR_REASON_CROSS_SHARD = 46;
+   */
+  CROSS_SHARD = 46,
+
+  /**
+   * The user does not exist. Detail: `sqlstate`, and the place.
+   * HTTP 404, gRPC NOT_FOUND.
+   *
+   * @generated from enum value: ERROR_REASON_USER_NOT_FOUND = 47;
+   */
+  USER_NOT_FOUND = 47,
+
+  /**
+   * The topic is a queue, and the call needs a log. Detail: `sqlstate`, and the place.
+   * HTTP 409, gRPC FAILED_PRECONDITION.
+   *
+   * @generated from enum value: ERROR_REASON_NOT_A_LOG = 48;
+   */
+  NOT_A_LOG = 48,
 }
 
 /**
