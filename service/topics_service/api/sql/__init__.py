@@ -1,0 +1,1 @@
+"""SQL statements, consume and ack, once for all protocols."""

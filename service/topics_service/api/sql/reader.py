@@ -1,0 +1,29 @@
+"""The seam to the package that reads statements."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from topics_service.engine.tables.errors import Place
+from topics_service.engine.tables.plans import Plan
+from topics_service.engine.tables.schema import Schema
+
+
+class Statement(Protocol):
+    """A statement that was parsed, not yet bound."""
+
+    @property
+    def place(self) -> Place:
+        """Where it begins in the text."""
+        ...
+
+
+class SqlReader(Protocol):
+    """Reads SQL: implemented by `topics_sql`, given to the API by the composition root. Pure and synchronous."""
+
+    def parse(self, text: str) -> Sequence[Statement]:
+        """Split and parse a text. Raises `syntax_error` or `unsupported_sql` with `line`, `column` and `statement`."""
+        ...
+
+    def bind(self, statement: Statement, schema: Schema, namespace: str) -> Plan:
+        """Plan a statement. Raises the errors of docs/errors.md with their place; those of unknown objects too."""
+        ...

@@ -1,0 +1,377 @@
+"""Plans: statements that are bound to the catalog and ready to run. `topics_sql` makes them, `execution` runs them.
+
+A plan is immutable and holds for one version of the catalog (`Schema.version`). Parameters stay in it as
+`expressions.Parameter`, so one plan serves many calls; `Plan.parameters` has their types.
+"""
+
+from typing import Literal as OneOf
+from typing import NamedTuple, Union
+
+from msgspec import Struct
+
+from topics_service.engine.model import ConfigInput
+from topics_service.engine.tables.expressions import Expression
+from topics_service.engine.tables.model import ColumnSchema, Index, Op, Route, Table
+from topics_service.engine.tables.types import Type
+
+# ----------------------------------------------------------------------- reading
+
+
+class Bound(Struct, frozen=True):
+    """One end of a range."""
+
+    value: Expression
+    inclusive: bool
+
+
+class Scan(Struct, frozen=True, omit_defaults=True):
+    """Rows in the order of the primary key, or of a READY index (`index` is its number).
+
+    `prefix` are values that the leading columns equal; `lower` and `upper` bound the next column. A NULL among the
+    values means no row. `reverse`: in the opposite order.
+    """
+
+    index: int | None = None
+    prefix: tuple[Expression, ...] = ()
+    lower: Bound | None = None
+    upper: Bound | None = None
+    reverse: bool = False
+
+
+class Lookup(Struct, frozen=True):
+    """Rows by whole primary keys, each once, in the order of the keys in the table."""
+
+    keys: tuple[tuple[Expression, ...], ...]
+
+
+class TableSource(Struct, frozen=True):
+    """Rows of a table. Columns of expressions are column ids."""
+
+    table: Table
+    access: Scan | Lookup
+
+
+class SystemSource(Struct, frozen=True):
+    """Rows of a system table. The id of a column is its position from 0."""
+
+    name: str
+
+
+class Join(Struct, frozen=True):
+    """Pairs of rows of two system tables whose values are equal; ids of the right columns follow the left ones."""
+
+    left: SystemSource
+    right: SystemSource
+    equal: tuple[tuple[int, int], ...]
+    """Pairs of a column of the left and one of the right, both as ids of the pair."""
+    outer: bool = False
+    """LEFT JOIN: left rows without a partner are paired with NULLs."""
+
+
+class Output(Struct, frozen=True):
+    """A column of a result."""
+
+    name: str
+    expression: Expression
+    type: Type | None
+
+
+class Order(Struct, frozen=True):
+    """A key of ORDER BY."""
+
+    expression: Expression
+    descending: bool = False
+    nulls_first: bool = False
+
+
+class Select(Struct, frozen=True, omit_defaults=True):
+    """Rows of a source, or one row of constants.
+
+    They are sorted in memory by `order`, which is empty if the access gives the order already. `count`: one row with
+    the number of rows instead; then there is one output.
+    """
+
+    source: TableSource | SystemSource | Join | None
+    outputs: tuple[Output, ...]
+    filter: Expression | None = None
+    order: tuple[Order, ...] = ()
+    limit: Expression | None = None
+    offset: Expression | None = None
+    count: bool = False
+    distinct: bool = False
+
+
+# ----------------------------------------------------------------------- writing
+
+
+class OnConflict(Struct, frozen=True, omit_defaults=True):
+    """What happens to a row whose key exists.
+
+    `index` None is the primary key; `any` means any unique key, and DO NOTHING.
+    """
+
+    index: int | None = None
+    any: bool = False
+    assignments: tuple[tuple[int, Expression], ...] | None = None
+    """None: DO NOTHING. Expressions see the row that exists (NEW) and the one that was refused (EXCLUDED)."""
+    filter: Expression | None = None
+
+
+class Insert(Struct, frozen=True, omit_defaults=True):
+    """Rows of expressions, or those of `select`; a None stands for the default of its column. `columns` are ids."""
+
+    table: Table
+    columns: tuple[int, ...]
+    rows: tuple[tuple[Expression | None, ...], ...] = ()
+    select: Select | None = None
+    conflict: OnConflict | None = None
+    returning: tuple[Output, ...] = ()
+
+
+class Update(Struct, frozen=True, omit_defaults=True):
+    """Assignments (column id, expression; None is the default) to the rows that pass."""
+
+    table: Table
+    access: Scan | Lookup
+    assignments: tuple[tuple[int, Expression | None], ...]
+    filter: Expression | None = None
+    returning: tuple[Output, ...] = ()
+
+
+class Delete(Struct, frozen=True, omit_defaults=True):
+    """Removal of the rows that pass."""
+
+    table: Table
+    access: Scan | Lookup
+    filter: Expression | None = None
+    returning: tuple[Output, ...] = ()
+
+
+# ------------------------------------------------------------------- definitions
+
+
+class CreateNamespace(Struct, frozen=True):
+    name: str
+    placement: str
+    if_not_exists: bool = False
+
+
+class DropNamespace(Struct, frozen=True):
+    name: str
+    cascade: bool = False
+
+
+class CreateTable(Struct, frozen=True):
+    """`table` has column ids and checks; its number, its index numbers and `created_ms` are still 0."""
+
+    table: Table
+    if_not_exists: bool = False
+
+
+class AddColumn(Struct, frozen=True):
+    """The id of `column` is the table's `next_column`."""
+
+    table: Table
+    column: ColumnSchema
+    if_not_exists: bool = False
+
+
+class DropColumn(Struct, frozen=True):
+    table: Table
+    column: int
+    cascade: bool = False
+
+
+class RenameColumn(Struct, frozen=True):
+    table: Table
+    column: int
+    name: str
+
+
+class ChangeType(Struct, frozen=True):
+    table: Table
+    column: int
+    type: Type
+
+
+class SetDefault(Struct, frozen=True):
+    table: Table
+    column: int
+    default: Expression | None
+    text: str
+
+
+class RenameTable(Struct, frozen=True):
+    table: Table
+    name: str
+
+
+class SetTableOptions(Struct, frozen=True):
+    table: Table
+    durability: str
+
+
+class DropTable(Struct, frozen=True):
+    table: Table
+    cascade: bool = False
+
+
+class Truncate(Struct, frozen=True):
+    table: Table
+
+
+class CreateIndex(Struct, frozen=True):
+    """The number of `index` is still 0."""
+
+    table: Table
+    index: Index
+    if_not_exists: bool = False
+
+
+class DropIndex(Struct, frozen=True):
+    table: Table
+    index: int
+
+
+# ------------------------------------------------------------------------ topics
+
+
+class CreateTopic(Struct, frozen=True):
+    name: str
+    config: ConfigInput
+    partitions: int | None = None
+    alias: str | None = None
+    if_not_exists: bool = False
+
+
+class DropTopic(Struct, frozen=True):
+    name: str
+
+
+class ClearTopic(Struct, frozen=True):
+    name: str
+
+
+class AddSource(Struct, frozen=True):
+    topic: str
+    route: Route
+
+
+class DropSource(Struct, frozen=True):
+    """`op` None: each source of the table."""
+
+    topic: str
+    table: Table
+    op: Op | None
+
+
+class SetAlias(Struct, frozen=True):
+    """`alias` None removes it."""
+
+    topic: str
+    alias: str | None
+
+
+class SetTopicOptions(Struct, frozen=True):
+    topic: str
+    config: ConfigInput
+    partitions: int | None = None
+    alias: str | None = None
+
+
+class Consume(Struct, frozen=True):
+    """`start` is the word or an offset. `group` None: a plain read."""
+
+    topic: str
+    group: str | None
+    partition: int
+    start: OneOf["earliest", "latest"] | int
+    limit: int | None
+
+
+class Ack(Struct, frozen=True):
+    topic: str
+    group: str
+    partition: int
+    upto_offset: int
+
+
+# ------------------------------------------------------------------ users and others
+
+
+class CreateUser(Struct, frozen=True):
+    name: str
+    password: str
+    role: str
+    if_not_exists: bool = False
+
+
+class AlterUser(Struct, frozen=True):
+    name: str
+    password: str | None = None
+    role: str | None = None
+
+
+class DropUser(Struct, frozen=True):
+    name: str
+    if_exists: bool = False
+
+
+class Begin(Struct, frozen=True):
+    pass
+
+
+class Commit(Struct, frozen=True):
+    pass
+
+
+class Rollback(Struct, frozen=True):
+    pass
+
+
+class Savepoint(Struct, frozen=True):
+    name: str
+
+
+class RollbackTo(Struct, frozen=True):
+    name: str
+
+
+class Release(Struct, frozen=True):
+    name: str
+
+
+class Use(Struct, frozen=True):
+    namespace: str
+
+
+class Nothing(Struct, frozen=True):
+    """A statement that is done already, such as DROP TABLE IF EXISTS of a table that is not there."""
+
+    message: str
+
+
+class Explain(Struct, frozen=True):
+    """The lines that tell how a statement would run."""
+
+    lines: tuple[str, ...]
+
+
+Query = Select
+Change = Insert | Update | Delete
+Definition = Union[  # noqa: UP007 - a long list
+    CreateNamespace, DropNamespace, CreateTable, AddColumn, DropColumn, RenameColumn, ChangeType, SetDefault,
+    RenameTable, SetTableOptions, DropTable, Truncate, CreateIndex, DropIndex, CreateTopic, DropTopic, ClearTopic,
+    AddSource, DropSource, SetAlias, SetTopicOptions,
+]  # fmt: skip
+Action = Union[  # noqa: UP007 - a long list
+    Query, Change, Definition, Consume, Ack, CreateUser, AlterUser, DropUser, Begin, Commit, Rollback, Savepoint,
+    RollbackTo, Release, Use, Nothing, Explain,
+]  # fmt: skip
+
+
+class Plan(NamedTuple):
+    """An action, and the types of its parameters in order: None where the text gives none."""
+
+    action: Action
+    parameters: tuple[Type | None, ...]
