@@ -20,6 +20,15 @@ class Scope(Enum):
     ADMIN = "admin"
 
 
+class Role(Enum):
+    """The rights of a user or of the subject of a token. API keys have scopes instead."""
+
+    USER = "user"
+    SERVICE = "service"
+    DBA = "dba"
+    SYSTEM = "system"
+
+
 ALL_SCOPES: Final = frozenset(Scope)
 _TOKENS: Final = {
     **{alias: frozenset({scope}) for scope in Scope for alias in (scope.value, scope.value[0])},
@@ -37,13 +46,15 @@ class KeySyntaxError(Exception):
 class Principal:
     """The caller of a request and its permissions.
 
-    `key_id` attributes calls to a key: "key2" is the second entry of TOPICS_API_KEYS; empty means that no key was
-    required. `prefixes` None allows every name.
+    `key_id` attributes calls to a key ("key2" is the second entry of TOPICS_API_KEYS), a user ("user:alice") or the
+    subject of a token ("jwt:alice"); empty means that no credential was required. `prefixes` None allows every name.
+    `role` is that of a user or token, None for a key.
     """
 
     key_id: str
     scopes: frozenset[Scope]
     prefixes: tuple[str, ...] | None
+    role: Role | None = None
 
     def allows(self, scope: Scope) -> bool:
         """True if the key has `scope`."""
