@@ -5,7 +5,7 @@ require(principal, Capability.INSERT, ["chat.messages"])
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from topics_service.api.access.auth import ALL_SCOPES, Principal, Role, Scope
 from topics_service.engine.errors import Reason, TopicsError
@@ -126,7 +126,7 @@ def _refusal(principal: Principal, capability: Capability) -> str:
     return f"the API key lacks {' and '.join(missing)} scope: it may not {capability.value}"
 
 
-def _forbidden(message: str, **facts: str) -> TopicsError:
+def _forbidden(message: str, **facts: Any) -> TopicsError:
     return sql_error(Reason.FORBIDDEN, message, **facts)
 
 
