@@ -26,6 +26,7 @@ _PAGES: Final = {
     "queues": ("Queues", ("queue_service", "job")),
     "routers": ("Routers", ("router_service", "router")),
     "groups": ("Consumer groups", ("group_service", "group")),
+    "sql": ("SQL", ("sql_service", "sql")),
     "admin": ("Health and metrics", ("admin_service", "performance")),
     "errors": ("Error reasons", ("errors",)),
 }

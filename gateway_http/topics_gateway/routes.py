@@ -13,6 +13,7 @@ from topics_proto.v1 import (
     group_service_pb2,
     queue_service_pb2,
     router_service_pb2,
+    sql_service_pb2,
     topics_service_pb2,
     watch_service_pb2,
 )
@@ -25,6 +26,7 @@ _FILES: Final = (
     router_service_pb2,
     group_service_pb2,
     watch_service_pb2,
+    sql_service_pb2,
     admin_service_pb2,
 )
 

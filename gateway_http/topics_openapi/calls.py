@@ -14,13 +14,15 @@ FIELDS_IN_HEADERS: Final[Mapping[str, str]] = {"AppendRequest.idempotency_key": 
 class Call:
     """One RPC on HTTP.
 
-    `created`: it answers 201 where it brought something into existence. `query`: the fields that are query parameters,
-    where there is a body; without one, all are that are not in the path. `headers`: further ones, with their schema.
-    `errors`: codes beyond those that the proto and `EVERYWHERE` name. `optional_body`: the body may be left out.
-    `events`: it answers with server-sent events, whose data has this schema by the event's name. `token`: it takes its
-    key in the query, too. `probe`: without keys, caps and timings. `links`: see OpenAPI; by status.
+    `name`: of the operation, where that of the RPC is another one's too. `created`: it answers 201 where it brought
+    something into existence. `query`: the fields that are query parameters, where there is a body; without one, all
+    are that are not in the path. `headers`: further ones, with their schema. `errors`: codes beyond those that the
+    proto and `EVERYWHERE` name. `optional_body`: the body may be left out. `events`: it answers with server-sent
+    events, whose data has this schema by the event's name. `token`: it takes its key in the query, too. `probe`:
+    without keys, caps and timings. `links`: see OpenAPI; by status.
     """
 
+    name: str = ""
     created: bool = False
     query: tuple[str, ...] = ()
     headers: Mapping[str, Schema] = field(default_factory=dict)
@@ -115,6 +117,9 @@ CALLS: Final[Mapping[str, Call]] = {
         },
         token=True,
     ),
+    "SqlService.Execute": Call(name="executeSql"),
+    "SqlService.Consume": Call(name="consumeTopic"),
+    "SqlService.Ack": Call(name="ackTopic"),
     "AdminService.GetHealth": Call(probe=True),
     "AdminService.GetReady": Call(probe=True, errors=("not_ready", "shutting_down")),
     "AdminService.GetMetrics": _PLAIN,

@@ -27,8 +27,8 @@ _PATHS: Final = {
     "wid": ("The session, from `createWatch`.", {"type": "string", "pattern": "^wid_[A-Za-z0-9_-]{22}$"}),
 }  # fmt: skip
 _INTRODUCTION: Final = """\
-The /v0 API of a persistent event engine: topics that are logs or queues, routers between them, consumer groups, and \
-streams of what is written.
+The HTTP API of a persistent event engine: topics that are logs or queues, routers between them, consumer groups, \
+streams of what is written, and SQL tables whose changes are topics.
 
 Generated from the protos by `make proto`; the guides beside this file explain each call.
 
@@ -139,8 +139,11 @@ class _Writer:
     def _operation(self, rpc: Rpc, method: str, path: str) -> dict[str, Any]:
         name = rpc.proto.name
         call = CALLS[f"{rpc.service}.{name}"]
+        operation = call.name or name[0].lower() + name[1:]
+        if path.startswith("/v1/"):
+            operation += "V1"
         made: dict[str, Any] = {
-            "operationId": _ALIASES.get(path, name[0].lower() + name[1:]),
+            "operationId": _ALIASES.get(path, operation),
             "tags": [rpc.service],
             "summary": rpc.text.partition(". ")[0].rstrip("."),
             "description": rpc.text,
@@ -278,7 +281,16 @@ class _Writer:
         }
         return {
             "type": "object",
-            "properties": {"error": error, "performance": self._schemas.answer("Performance")},
+            "properties": {
+                "error": error,
+                "performance": self._schemas.answer("Performance"),
+                "status": {"const": "error", "description": "Only of SQL."},
+                "results": {
+                    "type": "array",
+                    "items": self._schemas.answer("SqlResult"),
+                    "description": "Only of SQL: the results of the statements before the one that failed.",
+                },
+            },
             "required": ["error"],
         }
 

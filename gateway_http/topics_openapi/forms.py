@@ -59,6 +59,22 @@ _BINARY: Final[Schema] = {
     "description": "There when the record was written as bytes, over gRPC or Kafka: `data` is their base64 then.",
 }
 
+_GROUP: Final = Form(required=True, more={"minLength": 1, "maxLength": 255})
+_VALUES: Final[Schema] = {"type": "array", "items": ANY}
+_ROWS: Final[Schema] = {"type": "array", "items": _VALUES}
+_WORDS_OF_OP: Final[Schema] = {"type": "string", "enum": ["Insert", "Update", "Delete"]}
+_WORDS_OF_MODE: Final[Schema] = {"type": "string", "enum": ["Key", "Full", "Diff"]}
+_START: Final[Schema] = {
+    "description": "Where to read, in any case: an end, while the group has acknowledged nothing here; or an offset, "
+    "wherever the group stands. Default: Latest.",
+    "oneOf": [
+        {"type": "string", "enum": ["Latest", "Earliest"]},
+        {"type": "object", "properties": {"Offset": U64}, "required": ["Offset"]},
+        {"type": "null"},
+    ],
+}
+_OTHER_NAME: Final[Schema] = TEXT | {"description": "The same as `topic`; one of the two is required."}
+
 REQUESTS: Final[Mapping[str, Form]] = {
     "TopicConfig.priority": Form(null=True, more={"minimum": -(1 << 31), "maximum": (1 << 31) - 1}),
     "TopicConfig.durability": _NULL,
@@ -152,6 +168,19 @@ REQUESTS: Final[Mapping[str, Form]] = {
     "WatchSubscription.filter": _MATCH,
     "WatchTopic.partition": _PARTITION,
     "OpenWatchRequest.cursor": Form(schema=TEXT),
+    "ExecuteRequest.sql": Form(required=True, more={"minLength": 1, "maxLength": 1 << 20}),
+    "ExecuteRequest.params": Form(null=True, schema=_VALUES),
+    "ExecuteRequest.param_rows": Form(null=True, schema=_ROWS | {"maxItems": 10000}),
+    "ExecuteRequest.namespace_id": _NULL,
+    "SqlServiceConsumeRequest.group_id": _GROUP,
+    "SqlServiceConsumeRequest.start_at": _OMIT,
+    "SqlServiceConsumeRequest.start_offset": _OMIT,
+    "SqlServiceConsumeRequest.limit": Form(null=True, schema=AMOUNT | {"minimum": 1}),
+    "SqlServiceConsumeRequest.partition_id": Form(null=True, schema=U32),
+    "SqlServiceConsumeRequest.timeout_seconds": Form(null=True, schema=AMOUNT),
+    "SqlServiceAckRequest.group_id": _GROUP,
+    "SqlServiceAckRequest.partition_id": Form(null=True, schema=U32),
+    "SqlServiceAckRequest.upto_offset": _REQUIRED,
 }
 """Fields of requests, by message and name."""
 
@@ -212,6 +241,12 @@ ANSWERS: Final[Mapping[str, Form]] = {
     "RecordBatch.partition": _PLACE,
     "CaughtUp.partition": _PLACE,
     "TopicDeleted.partition": _PLACE,
+    "SqlResult.rows": Form(schema=_ROWS),
+    "TopicMessage.message_id": _NULL,
+    "TopicMessage.source_table": _NULL,
+    "TopicMessage.op": Form(null=True, schema=_WORDS_OF_OP),
+    "TopicMessage.payload_mode": Form(schema=_WORDS_OF_MODE),
+    "TopicMessage.payload": Form(null=True, schema=TEXT | {"contentEncoding": "base64"}),
     "StreamError.reason": _OMIT,
     "StreamError.message": _OMIT,  # `error` in JSON
     "StreamError.topics": _ABSENT,
@@ -245,11 +280,22 @@ ADDED: Final[Mapping[str, Schema]] = {
         "topic": TEXT | {"description": "In place of `topics`: the one topic concerned."},
         "partition": U32 | {"description": "With `topic`: the one partition concerned."},
     },
+    "ExecuteRequest": {
+        "bigint": {
+            "description": "How BIGINT values are written in the answer: as numbers, or as text for JavaScript, whose "
+            "numbers are exact up to 2^53 only. Default: number.",
+            "type": "string",
+            "enum": ["number", "string"],
+        },
+    },
+    "ExecuteResponse": {"status": {"description": "An error has the status `error`.", "const": "success"}},
+    "SqlServiceConsumeRequest": {"start": _START, "topic_id": _OTHER_NAME},
+    "SqlServiceAckRequest": {"topic_id": _OTHER_NAME},
     "Record": {"$encoding": _BINARY},
     "Job": {"$encoding": _BINARY},
     "StreamError": {"error": TEXT | {"description": "Text for people; may change between versions."}},
 }
 """Members that are no field of the message, by message; they may be missing."""
 
-ALWAYS: Final = frozenset({"StreamError.error"})
+ALWAYS: Final = frozenset({"StreamError.error", "ExecuteResponse.status"})
 """Those of `ADDED` that are never missing."""

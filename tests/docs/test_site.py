@@ -26,6 +26,7 @@ from topics_proto.v1 import (
     group_service_pb2,
     queue_service_pb2,
     router_service_pb2,
+    sql_service_pb2,
     topics_service_pb2,
     watch_service_pb2,
 )
@@ -40,6 +41,7 @@ SERVICES = {
     "queues": queue_service_pb2,
     "routers": router_service_pb2,
     "groups": group_service_pb2,
+    "sql": sql_service_pb2,
     "admin": admin_service_pb2,
 }
 LOADED = {

@@ -52,6 +52,11 @@ ENDPOINTS = {
     ("GET", "/v0/topics/:topic/work"): "QueueService.Work",
     ("POST", "/v0/topics/:topic/redrive"): "QueueService.Redrive",
     ("GET", "/v0/topics/:topic/jobs"): "QueueService.ListJobs",
+    **{
+        ("POST", f"{version}{path}"): f"SqlService.{rpc}"
+        for path, rpc in (("/api/sql", "Execute"), ("/api/topics/consume", "Consume"), ("/api/topics/ack", "Ack"))
+        for version in ("", "/v1")
+    },
     ("GET", "/v0/health"): "AdminService.GetHealth",
     ("GET", "/healthz"): "AdminService.GetHealth",
     ("GET", "/v0/ready"): "AdminService.GetReady",
@@ -88,6 +93,28 @@ HTTP_STATUS = {
     "invalid_json": 400,
     "unsupported_message": 400,
     "server_shutting_down": 503,
+    # Those of SQL.
+    "syntax_error": 400,
+    "unsupported_sql": 400,
+    "invalid_value": 400,
+    "column_not_found": 400,
+    "function_not_found": 400,
+    "division_by_zero": 400,
+    "transaction_error": 400,
+    "not_null_violation": 400,
+    "check_violation": 400,
+    "cross_shard": 400,
+    "table_not_found": 404,
+    "namespace_not_found": 404,
+    "route_not_found": 404,
+    "index_not_found": 404,
+    "user_not_found": 404,
+    "unique_violation": 409,
+    "already_exists": 409,
+    "dependent_objects": 409,
+    "not_a_log": 409,
+    "result_too_large": 413,
+    "query_timeout": 504,
 }
 
 
@@ -210,8 +237,9 @@ def test_path_variables_and_bodies_are_request_fields() -> None:
 
 def test_requests_and_responses_belong_to_one_rpc() -> None:
     for method in methods():
-        assert method.input_type.name == f"{method.name}Request"
-        assert method.output_type.name == f"{method.name}Response"
+        taken = method.containing_service.name == "SqlService" and method.name in ("Consume", "Ack")
+        name = f"SqlService{method.name}" if taken else method.name
+        assert (method.input_type.name, method.output_type.name) == (f"{name}Request", f"{name}Response")
 
 
 def test_streams() -> None:

@@ -9,6 +9,8 @@ export * from "./topics/v1/queue_service_pb.js";
 export * from "./topics/v1/record_pb.js";
 export * from "./topics/v1/router_pb.js";
 export * from "./topics/v1/router_service_pb.js";
+export * from "./topics/v1/sql_pb.js";
+export * from "./topics/v1/sql_service_pb.js";
 export * from "./topics/v1/stream_pb.js";
 export * from "./topics/v1/topic_pb.js";
 export * from "./topics/v1/topics_service_pb.js";

@@ -13,7 +13,7 @@ class Statement(Protocol):
 
     @property
     def place(self) -> Place:
-        """Where it begins in the text."""
+        """Its first character in the text."""
         ...
 
 
