@@ -16,6 +16,9 @@ JOBS                 log id, then what `engine.schedule` says
 PRODUCERS            log id, producer id
 GROUPS               group number, kind of row
 POSITIONS            group number, topic number, partition
+ROWS                 table number, primary key (`engine.tables.keycode`)
+INDEXES              table number, index number (4 bytes), indexed values, primary key
+TABLES               kind of definition, then what `engine.tables.catalog` says
 
 Below a log id, TAGS has, each kind after two zero bytes and in this order:
 
@@ -31,6 +34,7 @@ import struct
 
 _U64 = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
+_INDEX = struct.Struct(">QI")
 _TAG_END = b"\x00\x01"
 _UNINDEXED = b"\x00\x00"  # no escaped tag begins with it
 _MOVED = b"\x00\x00\xfd"  # nor is a seq so high
@@ -51,6 +55,16 @@ def read_u64(key: bytes, at: int = 0) -> int:
 def log_range(log_id: int) -> tuple[bytes, bytes]:
     """The key range [start, stop) of all rows that begin with this log id."""
     return u64(log_id), u64(log_id + 1)
+
+
+def index_prefix(table: int, index: int) -> bytes:
+    """The beginning of the keys of all entries of an index."""
+    return _INDEX.pack(table, index)
+
+
+def prefix_range(prefix: bytes) -> tuple[bytes, bytes]:
+    """The key range of all keys that begin with `prefix`, which begins with a number below 2^64 - 1."""
+    return prefix, _successor(prefix)
 
 
 def tag(log_id: int, value: bytes, run_base: int) -> bytes:

@@ -267,5 +267,4 @@ class _ScratchStore(ReadingStore):
         except Exception as error:  # rocksdict raises bare Exception
             raise StoreOpenError(damagedfiles.named(own, str(error))) from error
         self._path = own
-        self._families = [self._db.get_column_family(_name(family)) for family in Family]
-        self._handles = []
+        self._take_families(list(Family))

@@ -2,10 +2,10 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self, cast
 
 from rocksdict import (
     BlockBasedOptions,
@@ -22,10 +22,18 @@ from rocksdict import (
 )
 from rocksdict import WriteBatch as RawBatch
 
-from topics_service.storage import clean_shutdown, corruption, damagedfiles, keys, tablelist, tables
+from topics_service.storage import clean_shutdown, corruption, damagedfiles, keys, manifest, tablelist, tables
+from topics_service.storage.absent import AbsentFamily
 from topics_service.storage.holding import Hold, in_use, is_held
 from topics_service.storage.private import make_private
-from topics_service.storage.store import Family, StoreError, StoreOpenError, StoreStalledError, WriteBatch
+from topics_service.storage.store import (
+    FIRST_FAMILIES,
+    Family,
+    StoreError,
+    StoreOpenError,
+    StoreStalledError,
+    WriteBatch,
+)
 from topics_service.storage.wal import archive, end_mark, quarantine, validation
 from topics_service.storage.wal.batches import MOMENT_KEY
 from topics_service.storage.wal.switches import SwitchCounter
@@ -33,8 +41,8 @@ from topics_service.storage.wal.switches import SwitchCounter
 log = logging.getLogger("topics.storage")
 
 _FORMAT_KEY = b"format"
-_FORMAT = b"topics-rocksdb-2"
-_FORMATS = (b"topics-rocksdb-1", _FORMAT)  # that are read, the last of which is written
+_FORMAT = b"topics-rocksdb-3"
+_FORMATS = (b"topics-rocksdb-1", b"topics-rocksdb-2", _FORMAT)  # that are read, the last of which is written
 _SETTLE_SECONDS = 2.0
 _ERRORS = 64  # that are kept with the file that they are of
 _FOR_EVER = 1 << 40  # seconds: archived logs are removed by `archive.trim`
@@ -43,7 +51,13 @@ _COMPACTING = "rocksdb.num-running-compactions"  # in the whole database
 _FLUSHING = "rocksdb.num-immutable-mem-table"
 _MIN_RESERVE = 4 << 20
 _LARGE = 1 << 40
-_BLOOMED = (Family.IDEMPOTENCY, Family.TAGS)  # looked up by exact key or prefix: a bloom filter pays
+_LATER = "Column families not opened"
+_BLOOMED = (
+    Family.IDEMPOTENCY,
+    Family.TAGS,
+    Family.ROWS,
+    Family.INDEXES,
+)  # looked up by exact key or prefix: a bloom filter pays
 
 
 class RocksBatch:
@@ -161,6 +175,8 @@ class RocksStore:
             self._db = Rdict(str(path), whole, column_families=families)
         except Exception as error:  # rocksdict raises bare Exception
             why = in_use(path) if "While lock file" in str(error) else damagedfiles.named(path, str(error))
+            if _LATER in why:
+                why = f"a later version wrote it ({why})"
             raise StoreOpenError(f"can't open the data directory {path}: {why}") from error
         self._families = [self._db.get_column_family(_name(family)) for family in Family]
         self._handles: list[ColumnFamily] = [self._db.get_column_family_handle(_name(family)) for family in Family]
@@ -197,10 +213,12 @@ class RocksStore:
             return
         if found in _FORMATS or (found is None and fresh):
             try:
+                archive.forget_line(path)  # the families of its backups are fewer than those of the log from here on
                 self._write_format()
-            except StoreError as error:
+            except (OSError, StoreError) as error:
                 self._release()
-                raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
+                why = _why(error) if isinstance(error, OSError) else error
+                raise StoreOpenError(f"can't open the data directory {path}: {why}") from error
         else:
             self._release()
             raise StoreOpenError(f"the data directory {path} has the format {found!r}, this server reads {_FORMAT!r}")
@@ -411,6 +429,14 @@ class ReadingStore(RocksStore):
 
     _IS: ClassVar[str]  # what it is, in errors
 
+    def _take_families(self, known: Collection[Family]) -> None:
+        """Take the families of the open database; others are empty."""
+        self._families = [
+            self._db.get_column_family(_name(family)) if family in known else cast("Rdict", AbsentFamily())
+            for family in Family
+        ]
+        self._handles = []
+
     def batch(self) -> RocksBatch:
         """Not supported: raises StoreError."""
         raise StoreError(f"{self._IS} is read-only")
@@ -456,6 +482,15 @@ def _prepare(path: Path, boot_id: str) -> None:
     if mark is not None:
         mark.starting = validation.starting(path, mark)
         end_mark.write(path, mark)
+
+
+def known_families(path: Path) -> list[Family]:
+    """Return the families that the database has: one of an earlier version has fewer."""
+    try:
+        names = manifest.read(path).families
+    except (OSError, ValueError):
+        return list(Family)  # to open it fails, or another try helps
+    return [family for family in Family if family in FIRST_FAMILIES or _name(family) in names]
 
 
 def _why(error: OSError | ValueError) -> str:

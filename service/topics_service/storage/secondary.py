@@ -7,7 +7,7 @@ from pathlib import Path
 from rocksdict import AccessType, Cache, Options, Rdict
 
 from topics_service.storage.private import make_private
-from topics_service.storage.rocks import ReadingStore, _name, _options
+from topics_service.storage.rocks import ReadingStore, _name, _options, known_families
 from topics_service.storage.store import Family, StoreError, StoreOpenError
 
 log = logging.getLogger("topics.storage")
@@ -44,16 +44,16 @@ class SecondaryStore(ReadingStore):
             self._caught = caught
         except Exception as error:  # rocksdict raises bare Exception
             raise StoreOpenError(f"can't follow the data directory {path}: {error}") from error
-        self._handles = []
 
     def _open(self) -> None:
+        known = known_families(self._path)
         self._db = Rdict(
             str(self._path),
             _follower_options(Family.META, self._cache),
-            column_families={_name(family): _follower_options(family, self._cache) for family in Family},
+            column_families={_name(family): _follower_options(family, self._cache) for family in known},
             access_type=AccessType.secondary(str(self._own)),
         )
-        self._families = [self._db.get_column_family(_name(family)) for family in Family]
+        self._take_families(known)
 
     def catch_up(self) -> None:
         """Read everything that was written before the call. Raises StoreError; the content may have holes then.

@@ -25,6 +25,13 @@ class Family(IntEnum):
     PRODUCERS = 14
     GROUPS = 15
     POSITIONS = 16
+    ROWS = 17
+    INDEXES = 18
+    TABLES = 19
+
+
+FIRST_FAMILIES = tuple(family for family in Family if family <= Family.POSITIONS)
+"""The families that a database of any format has; the others came later."""
 
 
 class StoreError(Exception):

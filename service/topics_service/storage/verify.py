@@ -22,6 +22,7 @@ from topics_service.storage.rocks import (
     _name,
     _options,
     find_damage,
+    known_families,
 )
 from topics_service.storage.secondary import SecondaryStore
 from topics_service.storage.store import Family, StoreError, StoreOpenError
@@ -155,7 +156,8 @@ class _ReadOnlyStore(ReadingStore):
         except OSError as error:
             raise StoreOpenError(f"can't read the data directory {path}: {error}") from error
         cache = Cache(_CACHE_BYTES)
-        families = {_name(family): _options(family, cache, 0) for family in Family}
+        known = known_families(scratch)
+        families = {_name(family): _options(family, cache, 0) for family in known}
         for options in families.values():
             options.create_if_missing(False)
             options.create_missing_column_families(False)
@@ -165,5 +167,4 @@ class _ReadOnlyStore(ReadingStore):
         except Exception as error:  # rocksdict raises bare Exception
             raise StoreOpenError(damagedfiles.named(path, str(error).replace(str(scratch), str(path)))) from error
         self._path = scratch
-        self._families = [self._db.get_column_family(_name(family)) for family in Family]
-        self._handles = []
+        self._take_families(known)

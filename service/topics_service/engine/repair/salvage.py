@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from topics_service.engine.repair import auxiliary, catalog, references
+from topics_service.engine.repair import auxiliary, catalog, references, tables
 from topics_service.engine.repair.actions import Action, Rows, Sink, Uncertain
 from topics_service.engine.repair.catalog import Ledger
 from topics_service.engine.repair.records import LogSalvage
@@ -58,6 +58,7 @@ class Salvage:
         auxiliary.save(rows, ledger, self._end.revived)
         references.save_routers(rows, ledger)
         references.save_groups(rows, ledger, self._end.revived)
+        tables.save(rows)
         catalog.facts(rows, ledger, end_lost=bool(self._end.jump))
         return Saved(
             topics=len({part.number for part in ledger.parts.values()}),

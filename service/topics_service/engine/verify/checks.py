@@ -66,6 +66,9 @@ class Audit:
         auxiliary.check(self._findings, self._parts)
         self.totals.routers = references.check_routers(self._findings, self._parts)
         self.totals.groups = references.check_groups(self._findings, self._parts)
+        for family in (Family.TABLES, Family.ROWS, Family.INDEXES):
+            for _ in self._findings.rows(family):
+                pass  # that they can be read
         return self.totals
 
     def _records(self) -> None:

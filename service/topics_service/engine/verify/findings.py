@@ -146,4 +146,7 @@ _NAMES = {
     Family.PRODUCERS: "Kafka producers",
     Family.GROUPS: "consumer groups",
     Family.POSITIONS: "positions of consumer groups",
+    Family.ROWS: "rows of tables",
+    Family.INDEXES: "entries of indexes",
+    Family.TABLES: "definitions of tables",
 }

@@ -66,6 +66,13 @@ def begin(directory: Path) -> Line:
     return line
 
 
+def forget_line(directory: Path) -> None:
+    """Let the next `begin` begin a new line, durably; archived logs stay until their time is over. Raises OSError."""
+    if (directory / _LINE).exists():
+        (directory / _LINE).unlink()
+        durable.sync(directory)
+
+
 def end(directory: Path) -> None:
     """Remove the line and its archive, which RocksDB does not. Raises OSError."""
     (directory / _LINE).unlink(missing_ok=True)
