@@ -1,4 +1,4 @@
-"""What the catalog of tables knows: namespaces, tables with their schema versions, indexes, routes and aliases."""
+"""The catalog of tables: namespaces, tables with their schema versions, indexes, routes and aliases."""
 
 from enum import Enum
 from typing import Final
@@ -43,7 +43,7 @@ class Check(Struct, frozen=True, omit_defaults=True):
 
 
 class IndexState(Enum):
-    """Whether an index has an entry for each row: writers keep both kinds, readers use READY ones only."""
+    """States of an index: READY has an entry for each row. Writers keep both kinds, readers use READY ones only."""
 
     BUILDING = "building"
     READY = "ready"
@@ -99,7 +99,7 @@ class Op(Enum):
 
 
 class PayloadMode(Enum):
-    """What an event holds of its row (D9). The value is what an envelope shows."""
+    """The part of a row that its event holds (D9). The value is what an envelope shows."""
 
     KEY = "Key"
     FULL = "Full"

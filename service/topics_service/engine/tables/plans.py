@@ -105,7 +105,7 @@ class Select(Struct, frozen=True, omit_defaults=True):
 
 
 class OnConflict(Struct, frozen=True, omit_defaults=True):
-    """What happens to a row whose key exists.
+    """The fate of a row whose key exists.
 
     `index` None is the primary key; `any` means any unique key, and DO NOTHING.
     """

@@ -1,4 +1,4 @@
-"""What the binder of statements asks of the catalog."""
+"""The catalog, as the binder of statements asks it."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
