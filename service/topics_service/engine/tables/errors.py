@@ -58,7 +58,9 @@ def sql_error(
     return TopicsError(reason, message, detail)
 
 
-def invalid_value(message: str, *, out_of_range: bool = False, place: Place | None = None, **facts: Any) -> TopicsError:
-    """A value that does not fit its type (22P02), or its range (22003)."""
-    state = "22003" if out_of_range else "22P02"
+def invalid_value(
+    message: str, *, out_of_range: bool = False, sqlstate: str = "", place: Place | None = None, **facts: Any
+) -> TopicsError:
+    """A value that does not fit its type (22P02) or its range (22003); `sqlstate` if there is a more exact one."""
+    state = sqlstate or ("22003" if out_of_range else "22P02")
     return sql_error(Reason.INVALID_VALUE, message, sqlstate=state, place=place, **facts)
