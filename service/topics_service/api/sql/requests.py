@@ -1,23 +1,26 @@
 """Requests and replies of the SQL calls."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
+from topics_service.engine.errors import TopicsError
 from topics_service.engine.tables.types import Type, Value
 
 
 class SqlRequest(Struct, kw_only=True):
     """Statements to run in order (D13). With `param_rows` there is one statement, run for each row in one commit.
 
-    Parameters are values of JSON or protobuf; their types come from the statement.
+    Parameters are values of JSON or protobuf; their types come from the statement. `size` is that of the request in
+    bytes, which load is measured by.
     """
 
     sql: str
     params: Sequence[Any] | None = None
     param_rows: Sequence[Sequence[Any]] | None = None
     namespace: str = "default"
+    size: int = 0
 
 
 class ResultColumn(Struct, frozen=True):
@@ -40,5 +43,60 @@ class SqlReply(Struct, kw_only=True):
     """The results of all statements; with `error`, of those before the one that failed."""
 
     results: list[SqlResult]
-    error: Exception | None = None
+    error: TopicsError | None = None
     took_ms: float = 0.0
+
+
+class ConsumeRequest(Struct, kw_only=True):
+    """Read messages of a partition for a group; `group` None: without one, as CONSUME may. `start` is as in D5.
+
+    `timeout_seconds` None: the default of the settings; 0 does not wait. The topic may be given by its alias.
+    """
+
+    topic: str
+    group: str | None
+    start: Literal["earliest", "latest"] | int = "latest"
+    limit: int = 100
+    partition: int = 0
+    timeout_seconds: float | None = None
+
+
+class Message(Struct, frozen=True, kw_only=True):
+    """A message, members in the order of the envelope. What is None is not known, or for `payload` a tombstone."""
+
+    topic_id: str
+    partition_id: int
+    offset: int
+    message_id: str | None
+    source_table: str | None
+    op: Literal["Insert", "Update", "Delete"] | None
+    ts: int
+    payload_mode: Literal["Key", "Full", "Diff"]
+    payload: bytes | None
+    key: str | None = None
+
+
+class Gap(Struct, frozen=True, kw_only=True):
+    """Offsets, both included, that retention removed before the group came; `reason` is a `GapReason`."""
+
+    from_offset: int
+    to_offset: int
+    reason: str
+
+
+class ConsumeReply(Struct, kw_only=True):
+    """Messages in order; `next_offset` is the offset to continue from; `has_more` if a message follows already."""
+
+    messages: list[Message]
+    next_offset: int
+    has_more: bool
+    gap: Gap | None = None
+
+
+class AckRequest(Struct, kw_only=True):
+    """Acknowledge everything up to an offset."""
+
+    topic: str
+    group: str
+    upto_offset: int
+    partition: int = 0
