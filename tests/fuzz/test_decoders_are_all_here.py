@@ -69,6 +69,7 @@ ELSEWHERE: Final = {
     "topics_backup.log": "tests/backup",
     "topics_service.engine.replica:_decoded": "the decoders it is given have targets of their own",
     "topics_service.api.grpc": _WIRE,
+    "topics_service.api.sql.reader": "a protocol without code",
     "topics_server.bulk_reader": "what the server writes to its own child",
     "topics_backup.repository": "manifests, by `manifest of a backup`",
     "topics_net.sliced_protocol": _WIRE,

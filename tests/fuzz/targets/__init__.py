@@ -3,11 +3,12 @@
 from typing import Final
 
 from fuzz.target import Target
-from fuzz.targets import clients, operators, protocols, rows, storage
+from fuzz.targets import clients, operators, protocols, rows, storage, tables
 
 TARGETS: Final[tuple[Target, ...]] = (
     *storage.TARGETS,
     *rows.TARGETS,
+    *tables.TARGETS,
     *protocols.TARGETS,
     *operators.TARGETS,
     *clients.TARGETS,

@@ -24,7 +24,10 @@ class TableName(Struct, frozen=True, order=True):
 
 
 class ColumnSchema(Struct, frozen=True, omit_defaults=True):
-    """A column. `id` is never used again in its table; `default` may call functions such as `now()`."""
+    """A column. `id` is never used again in its table; `default` may call functions such as `now()`.
+
+    `initial` is what rows have that were stored before the column was added: the default at that time, as a literal.
+    """
 
     id: int
     name: str
@@ -32,6 +35,7 @@ class ColumnSchema(Struct, frozen=True, omit_defaults=True):
     not_null: bool = False
     default: Expression | None = None
     default_text: str = ""
+    initial: Expression | None = None
 
 
 class Check(Struct, frozen=True, omit_defaults=True):

@@ -1,0 +1,99 @@
+"""Keys and rows of tables."""
+
+from decimal import Decimal
+from typing import Any, Final
+
+from fuzz.target import Target
+
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.tables import documents, keycode, rowcode, values
+from topics_service.engine.tables.model import ColumnSchema, Table
+from topics_service.engine.tables.types import Kind, Type
+
+_TABLES: Final = "topics_service.engine.tables"
+_MONEY: Final = Type(Kind.DECIMAL, precision=10, scale=2)
+_COLUMNS: Final = tuple(
+    ColumnSchema(id=i + 1, name=f"c{i}", type=_MONEY if kind is Kind.DECIMAL else Type(kind))
+    for i, kind in enumerate(Kind)
+)
+_IDS: Final = tuple(column.id for column in _COLUMNS)
+_VERSIONS: Final = ((1, 7, 8, 99), _IDS)
+_TABLE: Final = Table(
+    number=1, namespace="n", name="t", columns=_COLUMNS, primary_key=(1,), versions=_VERSIONS, next_column=100
+)
+_ROW: Final = [
+    True, 1, -2, 3, 0.5, 1.5, Decimal("1.50"), "t", b"\0", '{"a":[1]}', 5, 6, 7, "0188e5b5-2e9c-7a6b-8a1c-0242ac120002",
+]  # fmt: skip
+_NULLS: Final = [None] * len(_COLUMNS)
+_KEY_COLUMNS: Final = [i for i, column in enumerate(_COLUMNS) if column.type.kind is not Kind.JSON]
+_KEY_TYPES: Final = [*(_COLUMNS[i].type for i in _KEY_COLUMNS), Type(Kind.DECIMAL)]
+_KEYS: Final = [[*(_ROW[i] for i in _KEY_COLUMNS), Decimal("-12.5")], [None] * len(_KEY_TYPES)]
+_reader: Final = rowcode.Reader(_TABLE)
+
+
+def _row(stored: bytes) -> Any:
+    """A row, and what readers make of it."""
+    row = _reader.read(stored)
+    return row, [values.to_text(value, column.type) for value, column in zip(row[:9], _COLUMNS, strict=False)]
+
+
+def _document(data: bytes) -> Any:
+    """A document, what is read from it, and what others read from that."""
+    text = values.coerce(data.decode("utf-8", "surrogateescape"), Type(Kind.JSON), "c")
+    assert isinstance(text, str)
+    inner = documents.get(text, "a")
+    return text, inner and documents.get_text(inner, 0), documents.text_of(text), documents.to_value(text)
+
+
+TARGETS: Final[tuple[Target, ...]] = (
+    Target(
+        name="row of a table",
+        decode=_row,
+        samples=[
+            rowcode.encode(1, _ROW),
+            rowcode.encode(1, _NULLS),
+            rowcode.encode(0, [False, Decimal("-3.25"), "x", {"gone": [1]}]),  # type: ignore[list-item]
+        ],
+        covers=[f"{_TABLES}.rowcode:_decoder"],
+        errors=(rowcode.CorruptRowError,),
+    ),
+    Target(
+        name="key of a row of a table",
+        decode=lambda data: keycode.decode(data, _KEY_TYPES),
+        samples=[keycode.encode(key, _KEY_TYPES) for key in _KEYS],
+        covers=[
+            f"{_TABLES}.keycode",
+            *(
+                f"{_TABLES}.keycode:{name}"
+                for name in ("decode", "decode_prefix", "decoded", "_float", "_read_float", "_read_integer")
+            ),
+        ],
+        errors=(keycode.CorruptKeyError,),
+        again=lambda key: keycode.encode(key, _KEY_TYPES),
+    ),
+    Target(
+        name="JSON document of a column",
+        decode=_document,
+        samples=[b'{"a": ["x", 1.50, null], "b": {"c": "\\u00e4\\\\u0000"}}', b'"text"', b"1234567890123456789"],
+        covers=[f"{_TABLES}.documents", *(f"{_TABLES}.documents:{name}" for name in ("to_value", "compact"))],
+        errors=(TopicsError,),
+    ),
+    Target(
+        name="value of a column as text",
+        decode=lambda data: [_text(data.decode("utf-8", "surrogateescape"), column.type) for column in _COLUMNS],
+        samples=[
+            b"true", b"-12345.678e-3", b"\\x00ff", b"AHg=", b"2026-01-31T12:00:00.5+02:00", b"23:59:59.999999",
+            b"{0188e5b5-2e9c-7a6b-8a1c-0242ac120002}", b"Infinity",
+        ],
+        covers=[f"{_TABLES}.values:from_text", f"{_TABLES}.values:_bytes", f"{_TABLES}.numbers:narrow"],
+    ),
+)  # fmt: skip
+
+
+def _text(text: str, sql_type: Type) -> Any:
+    """A value and how it is shown, or the refusal."""
+    try:
+        value = values.from_text(text, sql_type, "c")
+    except TopicsError as error:
+        return error
+    return value, values.to_text(value, sql_type), values.to_json(value, sql_type)
