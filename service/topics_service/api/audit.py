@@ -31,6 +31,7 @@ ACTIONS: Final[Mapping[str, tuple[str, str]]] = {
     "topics.v1.GroupService.ResetPositions": ("group.reset", "group"),
     "topics.v1.GroupService.DeletePositions": ("group.delete_positions", "group"),
     "topics.v1.QueueService.Redrive": ("queue.redrive", "topic"),
+    "topics.v1.SqlService.Ack": ("topic.ack", "topic"),
     "topics.v1.AdminService.CreateCheckpoint": ("checkpoint.create", "checkpoint"),
     "topics.v1.AdminService.ReleaseCheckpoint": ("checkpoint.release", "checkpoint"),
 }

@@ -22,6 +22,7 @@ from topics_service.api.routers import RoutersApi
 from topics_service.api.scheduling.batcher import WriteBatcher
 from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.scheduling.pressure import Pressure, Shortage
+from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.watch import WatchApi, WatchCaps
 from topics_service.engine import cluster
 from topics_service.engine.batches import BatchReply, BatchRequest, FetchReply, FetchRequest
@@ -101,6 +102,9 @@ class TopicsApi:
         )
         self.routers = RoutersApi(self._admit, self._settle, observers)
         self.groups = GroupsApi(self._admit, self._settle, self.diff, observers)
+        self.consumers = ConsumeApi(
+            self._admit, self._settle, self.routers.forwarded, self.expiry_durable, self.notify_on_drain, observers
+        )
         self.queues = QueuesApi(
             self._admit, self._settle, self.watches.connection, self.routers.forwarded, observers=observers
         )

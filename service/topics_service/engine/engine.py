@@ -51,6 +51,7 @@ from topics_service.engine.queue.queues import Queues
 from topics_service.engine.router.forwarding import Forwarding
 from topics_service.engine.router.routers import Routers
 from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.tables.topic_catalog import TopicCatalog, check_target
 from topics_service.engine.topic import Topic, TopicRow
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.watch.core import Watch
@@ -136,6 +137,7 @@ class Engine:
             self.catalog, self.writer, clock, self.capacity, Producers(self.writer, self._memory), self._touch
         )
         self.groups = Groups(self.catalog, self.writer, clock, self.limits)
+        self.topic_catalog = TopicCatalog(self.catalog, store)
         self._ttl_cursor = ""
         self.recovered = 0.0  # the completed fraction of recovery; at 1.0 the engine takes calls
         if recover:
@@ -149,6 +151,7 @@ class Engine:
             self.recovered = done
             yield done
         self.catalog.finish_load()
+        self.topic_catalog.load()
         self.routers.load(recovery.routers(self.writer.store, self.catalog.topics))
         self.groups.load(recovery.groups(self.writer.store, self.catalog.each()))
         self.queues.recover()
@@ -220,10 +223,12 @@ class Engine:
         given: ConfigInput,
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
+        stage: Callable[[Transaction], None] | None = None,
     ) -> tuple[PutTopicReply, int]:
         """Create the topic or replace its config. See TopicsApi.put_topic.
 
-        `kafka_configs` replaces the configs that only Kafka knows; None keeps them.
+        `kafka_configs` replaces the configs that only Kafka knows; None keeps them. `stage` adds to the write of a
+        topic that exists.
         """
         topic = self.catalog.find(name)
         if topic is None:
@@ -231,17 +236,24 @@ class Engine:
             topic = self.catalog.create(name, config.resolve(name, given), partition_count or 1, kafka_configs)
             return _put_reply(topic, created=True), topic.visible_after
         resolved = config.resolve(name, given, topic.config)
+        if self.topic_catalog.routes_of_topic(topic.number):
+            check_target(topic, resolved)
         count = len(topic.logs) if partition_count is None else partition_count
         self._check_growth(topic, count)
         ticket = max(topic.visible_after, *(log.pending_ticket for log in topic.logs))
         row = topic.row(resolved, kafka_configs=topic.kafka_configs if kafka_configs is None else kafka_configs)
         if resolved != topic.config or row.kafka_configs != topic.kafka_configs:
-            ticket = self._reconfigure(topic, row, count)
-        elif count > len(topic.logs):
+            ticket = self._reconfigure(topic, row, count, stage)
+        elif count > len(topic.logs) or stage is not None:
+            grown = None
             with Transaction(self.writer) as tx:
-                grown = self.catalog.grow(topic, count, tx, row)
+                if count > len(topic.logs):
+                    grown = self.catalog.grow(topic, count, tx, row)
+                if stage is not None:
+                    stage(tx)
                 tx.commit()
-            self.catalog.grown(topic, *grown)
+            if grown is not None:
+                self.catalog.grown(topic, *grown)
             ticket = tx.ticket
         return _put_reply(topic, created=False), ticket
 
@@ -298,6 +310,7 @@ class Engine:
         with Transaction(self.writer) as tx:
             self.routers.remove(routers, tx)
             self.groups.remove_topic(topic, tx)
+            self.topic_catalog.stage_removal(tx, topic)
             self.catalog.remove(topic, tx)
             tx.commit()
         for log in topic.logs:
@@ -563,7 +576,9 @@ class Engine:
             raise invalid(f'"{topic.name}" is an end of a router, which has one partition')
         self.catalog.check_capacity(count - len(topic.logs))
 
-    def _reconfigure(self, topic: Topic, row: TopicRow, count: int) -> int:
+    def _reconfigure(
+        self, topic: Topic, row: TopicRow, count: int, stage: Callable[[Transaction], None] | None = None
+    ) -> int:
         """Replace the config, with `count` partitions; tightened caps and TTL take effect in the same write."""
         now, resolved = self._clock.now_ms(), row.config
         moved: list[Log] = []
@@ -585,6 +600,8 @@ class Engine:
             self.queues.stage_config(tx, topic, resolved)
             if count > len(topic.logs):
                 grown = self.catalog.grow(topic, count, tx, row)
+            if stage is not None:
+                stage(tx)
             ticket = tx.commit()
         for log in moved:
             log.dematerialize()

@@ -214,6 +214,33 @@ class Groups:
         ticket = self._put(self.find(name) or self._new(name), given)
         return outcomes, ticket if synced else 0
 
+    def advance(self, name: str, topic: Topic, partition: int, from_seq: int) -> tuple[int, int]:
+        """Move a position forward, never back; returns where it is now, and the ticket to wait for.
+
+        The first call creates the group. Raises `invalid_request` beyond the head, as `commit`.
+        """
+        self._writer.check()
+        names.check_group_name(name)
+        self._checked(CommitItem(topic.name, partition, from_seq), kafka=False)
+        synced = topic.config.durability == "fsync"
+        position = self.position(name, topic.name, partition)
+        if position is not None and position.from_seq >= from_seq:
+            held = min(position.from_seq, topic.partition(partition).view.head)
+            return held, self._writer.written if synced else 0  # it may have been set a moment ago
+        group = self.find(name) or self._new(name)
+        ticket = self._put(group, {(topic, partition): Position(from_seq, ts=self._clock.now_ms())})
+        return from_seq, ticket if synced else 0
+
+    def pin(self, name: str, topic: Topic, partition: int) -> tuple[int, int]:
+        """Set the position of a group that has none to the head; returns it, and the ticket to wait for in any class.
+
+        The first call creates the group.
+        """
+        self._writer.check()
+        names.check_group_name(name)
+        group, head = self.find(name) or self._new(name), topic.partition(partition).view.head
+        return head, self._put(group, {(topic, partition): Position(head, ts=self._clock.now_ms())})
+
     def position(self, name: str, topic: str, partition: int) -> Position | None:
         """Return the group's position in a partition; None if it has committed nothing there. Raises nothing."""
         group, found = self.find(name), self._catalog.find(topic)

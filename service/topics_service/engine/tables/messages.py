@@ -1,0 +1,83 @@
+"""Message ids of events, and what the meta of a record says about the change that it tells of."""
+
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from topics_service.engine.clock import Clock
+from topics_service.engine.tables.model import Op, PayloadMode
+
+EPOCH_MS: Final = 1_577_836_800_000
+"""2020-01-01: what the time in message ids counts from."""
+
+_COUNTER_BITS: Final = 12
+_NODE_BITS: Final = 10
+_COUNTER: Final = (1 << _COUNTER_BITS) - 1
+
+
+class MessageIds:
+    """Snowflake ids: 41 bits of milliseconds since 2020, 10 of the node, 12 of a counter.
+
+    Each id is above the one before it. Where a millisecond has no ids left, those of the next one follow.
+    """
+
+    def __init__(self, clock: Clock, node: int = 0) -> None:
+        self._clock = clock
+        self._node = node % (1 << _NODE_BITS) << _COUNTER_BITS
+        self._last = -1  # time and counter, without the node
+
+    def start_after(self, ts: int) -> None:
+        """Give no more ids of the time `ts` (ms) or before."""
+        self._last = max(self._last, ts - EPOCH_MS << _COUNTER_BITS | _COUNTER)
+
+    def take(self, count: int = 1) -> Iterable[int]:
+        """The next ids, in order."""
+        first = max(self._last + 1, self._clock.now_ms() - EPOCH_MS << _COUNTER_BITS, 0)
+        self._last = first + count - 1
+        shift, node, counter = _NODE_BITS + _COUNTER_BITS, self._node, _COUNTER
+        if first >> _COUNTER_BITS == self._last >> _COUNTER_BITS:
+            start = first >> _COUNTER_BITS << shift | node | first & counter
+            return range(start, start + count)
+        return [n >> _COUNTER_BITS << shift | node | n & counter for n in range(first, first + count)]
+
+    def next(self) -> int:
+        """The next id."""
+        return next(iter(self.take()))
+
+    def ahead(self, now: int) -> int:
+        """Milliseconds by which the last id is later than `now` (ms); 0 if it is not."""
+        return max(0, (self._last >> _COUNTER_BITS) - max(0, now - EPOCH_MS))
+
+
+class Envelope(Struct, frozen=True):
+    """What the meta of a record says of a change; of a record that is none, nothing is known."""
+
+    message_id: str | None = None
+    source_table: str | None = None
+    op: Literal["Insert", "Update", "Delete"] | None = None
+    payload_mode: Literal["Key", "Full", "Diff"] = "Full"
+
+
+NO_ENVELOPE: Final = Envelope()
+_decode = msgspec.json.Decoder(Envelope).decode
+
+
+def envelope_of(meta: bytes | None) -> Envelope:
+    """Read the envelope of a record from its meta."""
+    if meta is None or b'"message_id"' not in meta:
+        return NO_ENVELOPE
+    try:
+        return _decode(meta)
+    except msgspec.MsgspecError:
+        return NO_ENVELOPE
+
+
+META_START: Final = b'{"message_id":"'
+
+
+def meta_end(table_id: str, op: Op, mode: PayloadMode) -> bytes:
+    """What follows the message id in the meta of an event."""
+    members = {"source_table": table_id, "op": op.value, "payload_mode": mode.value}
+    return b'",' + msgspec.json.encode(members)[1:]
