@@ -94,3 +94,11 @@ def _raw(text: str, key: str | int) -> msgspec.Raw | None:
         return _OBJECT.decode(text).get(key) if text.startswith("{") else None
     items = elements(text)
     return items[key] if items is not None and -len(items) <= key < len(items) else None
+
+
+def type_name(document: str) -> str:
+    """The kind of a JSON value: object, array, string, number, boolean or null."""
+    return _NAMES.get(document[0], "number")
+
+
+_NAMES: Final = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}

@@ -139,3 +139,34 @@ class Call(Struct, frozen=True, tag_field="node", tag="call"):
 Expression = Union[  # noqa: UP007 - a forward reference in the nodes above
     Literal, Column, Parameter, Unary, Binary, IsNull, IsTruth, InList, Like, Case, Cast, JsonGet, Call
 ]
+
+
+def children(expression: Expression) -> tuple[Expression, ...]:
+    """The operands of a node, in the order of the text."""
+    match expression:
+        case Unary() | IsNull() | IsTruth() | Cast():
+            return (expression.operand,)
+        case Binary():
+            return expression.left, expression.right
+        case InList():
+            return expression.operand, *expression.items
+        case Like():
+            return expression.operand, expression.pattern
+        case Case(branches=branches, otherwise=otherwise):
+            pairs = tuple(each for branch in branches for each in branch)
+            return pairs if otherwise is None else (*pairs, otherwise)
+        case JsonGet():
+            return expression.operand, expression.key
+        case Call():
+            return expression.arguments
+        case _:
+            return ()
+
+
+def type_of(expression: Expression) -> Type | None:
+    """The type of a node: BOOLEAN of those that tell none."""
+    return _BOOLEAN if isinstance(expression, _TESTS) else expression.type
+
+
+_BOOLEAN = Type(Kind.BOOLEAN)
+_TESTS = (IsNull, IsTruth, InList, Like)

@@ -225,7 +225,7 @@ def _read_decimal(key: bytes, start: int) -> _Decoded:
     if not digits or not _DIGITS.issuperset(digits) or len(digits) > 80 or abs(exponent) > 80:
         raise CorruptKeyError("a decimal in a key has no digits, or too many")
     number = Decimal(int(digits)).scaleb(exponent - len(digits) + 1, context=DECIMALS)
-    return number if positive else -number, stop + 1
+    return number if positive else number.copy_negate(), stop + 1
 
 
 _CODECS: Final = {
