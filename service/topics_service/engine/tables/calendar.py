@@ -70,7 +70,7 @@ def truncate(unit: str, micros: int) -> int:
 
 
 def from_seconds(seconds: float) -> int:
-    """A timestamp so many seconds after 1970. Raises `invalid_value` 22003."""
+    """The timestamp that is a number of seconds after 1970. Raises `invalid_value` 22003."""
     if not FIRST <= seconds * SECOND <= LAST:  # NaN is not either
         raise invalid_value("the result is out of range for TIMESTAMP", out_of_range=True)
     return _in_range(round(seconds * SECOND))

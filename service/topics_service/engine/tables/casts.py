@@ -19,7 +19,7 @@ _WHAT: Final = "CAST"
 
 
 def castable(source: Type | None, target: Type) -> bool:
-    """Whether a CAST between these types is known. None is the type of a NULL, and of a parameter that meets none."""
+    """Tell whether values of one type can be cast to another. None is the type of NULL and of untyped parameters."""
     if source is None or source.kind is target.kind or Kind.TEXT in (source.kind, target.kind):
         return True
     if target.kind in NUMBERS:

@@ -46,7 +46,7 @@ MAX_NODES: Final = 50_000
 MAX_BRANCHES: Final = 500
 """The most branches of a CASE."""
 _INLINE: Final = 8
-"""How deep one lambda goes: what is deeper has its own, for Python's parser has bounds of its own."""
+"""The depth of one lambda. A deeper operand gets a lambda of its own, because Python's parser has bounds too."""
 _BRANCHES: Final = 8
 _COMPARISONS: Final = frozenset({"=", "<>", "<", "<=", ">", ">="})
 _OPPOSITE: Final = {"=": "<>", "<>": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
@@ -100,9 +100,9 @@ class _Code(NamedTuple):
     text: str
     nullable: bool = True
     fails: bool = False
-    """Whether its evaluation may raise."""
+    """True if its evaluation may raise."""
     plain: bool = False
-    """Whether it is a name: not NULL, and free to repeat."""
+    """True for a name: never NULL, and free to repeat."""
 
 
 class _Operands(NamedTuple):
@@ -498,7 +498,7 @@ _LEAVES: Final = (Literal, Column, Parameter)
 
 
 def _continues(node: Expression, child: Expression) -> bool:
-    """Whether a node and its operand are one chain of AND or OR."""
+    """Tell whether a node and its operand are one chain of AND or OR."""
     return isinstance(node, Binary) and isinstance(child, Binary) and node.op == child.op and node.op in ("and", "or")
 
 
@@ -528,7 +528,7 @@ def _kind_of(sql_type: Type | None) -> Kind | None:
 
 
 def _is_number(node: Expression) -> bool:
-    """Whether it is a constant other than NULL and NaN."""
+    """Tell whether a node is a constant other than NULL and NaN."""
     return isinstance(node, Literal) and isinstance(node.value, int | float | Decimal) and node.value == node.value
 
 

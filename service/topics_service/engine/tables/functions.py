@@ -17,7 +17,7 @@ from topics_service.engine.tables.types import Kind, Type
 
 
 class Volatility(Enum):
-    """How far a result can be relied on. CHECK, indexes and routes take functions that are IMMUTABLE only."""
+    """The extent to which a result stays the same. CHECK, indexes and routes take IMMUTABLE functions only."""
 
     IMMUTABLE = "immutable"
     STABLE = "stable"
@@ -26,7 +26,7 @@ class Volatility(Enum):
 
 
 class Form(Enum):
-    """How a call is evaluated."""
+    """The way a call is evaluated."""
 
     STRICT = "strict"
     """NULL if an argument is; else by the implementation."""
@@ -45,18 +45,18 @@ class Signature(NamedTuple):
     """Types of arguments and the result of one form of a function."""
 
     arguments: tuple[Accepted, ...]
-    """What each argument may be; an argument is converted to the first one's kind where `converts` says so."""
+    """The kinds that each argument may have."""
     result: Kind | None
     """None: the kind of the first argument."""
     implementation: Callable[..., Any] | None = None
     converts: Kind | None = None
-    """What numbers among the arguments that accept this kind become before the call."""
+    """The kind that arguments are converted to before the call, if they may have it."""
     optional: int = 0
-    """How many arguments at the end may be left out."""
+    """The number of arguments at the end that may be left out."""
     repeats: bool = False
-    """Whether the last argument may come more often."""
+    """True if the last argument may be repeated."""
     takes_unknown: bool = True
-    """Whether arguments may be NULLs or parameters without a type."""
+    """True if an argument may be NULL or a parameter without a type."""
 
 
 class Function(NamedTuple):
@@ -64,7 +64,7 @@ class Function(NamedTuple):
 
     name: str
     shape: str
-    """How a call is written, for the reference."""
+    """The call as the reference shows it."""
     summary: str
     signatures: tuple[Signature, ...]
     volatility: Volatility = Volatility.IMMUTABLE
@@ -130,7 +130,7 @@ def _wanted(given: Type | None, accepted: Accepted, converts: Kind | None) -> Ty
 
 
 _PREFERRED: Final = (Kind.TEXT, Kind.BIGINT, Kind.DOUBLE, Kind.TIMESTAMP, *Kind)
-"""What a parameter is where an argument may be several things."""
+"""The kind of a parameter without a type, where an argument may be of several: the first of these."""
 
 
 # ---------------------------------------------------------------------- the list
@@ -186,11 +186,11 @@ _LIST: Final = (
     Function("lower", "lower(text)", "in lower case", (Signature((_TEXT,), Kind.TEXT, str.lower),)),
     Function("upper", "upper(text)", "in upper case", (Signature((_TEXT,), Kind.TEXT, str.upper),)),
     Function(
-        "length", "length(text or bytes)", "how many characters, or bytes",
+        "length", "length(text or bytes)", "the number of characters, or of bytes",
         (Signature((_TEXT,), Kind.INTEGER, len), Signature((_BYTES,), Kind.INTEGER, len)),
     ),
     Function(
-        "octet_length", "octet_length(text or bytes)", "how many bytes, of text in UTF-8",
+        "octet_length", "octet_length(text or bytes)", "the number of bytes, of text in UTF-8",
         (
             Signature((_TEXT,), Kind.INTEGER, lambda text: len(text.encode())),
             Signature((_BYTES,), Kind.INTEGER, len),
@@ -219,11 +219,11 @@ _LIST: Final = (
         (Signature((_TEXT, _TEXT, _TEXT), Kind.TEXT, scalars.replace),),
     ),
     Function(
-        "strpos", "strpos(text, part)", "where a part begins, from 1; 0 if it is not there",
+        "strpos", "strpos(text, part)", "the position of the first occurrence, from 1; 0 if there is none",
         (Signature((_TEXT, _TEXT), Kind.INTEGER, lambda text, part: text.find(part) + 1),),
     ),
     Function(
-        "starts_with", "starts_with(text, prefix)", "whether a text begins with another",
+        "starts_with", "starts_with(text, prefix)", "true if the text begins with the prefix",
         (Signature((_TEXT, _TEXT), Kind.BOOLEAN, str.startswith),),
     ),
     Function(
@@ -266,11 +266,11 @@ _LIST: Final = (
         (Signature((_TEXT, _MOMENT), Kind.TIMESTAMP, calendar.truncate, converts=Kind.TIMESTAMP),),
     ),
     Function(
-        "to_timestamp", "to_timestamp(seconds)", "the time that many seconds after 1970",
+        "to_timestamp", "to_timestamp(seconds)", "the timestamp that is a number of seconds after 1970",
         (Signature((NUMBERS,), Kind.TIMESTAMP, calendar.from_seconds, converts=Kind.DOUBLE),),
     ),
     Function(
-        "json_array_length", "json_array_length(array)", "how many elements",
+        "json_array_length", "json_array_length(array)", "the number of elements",
         (Signature((_JSON,), Kind.INTEGER, scalars.array_length),),
     ),
     Function(
@@ -326,7 +326,7 @@ COMPARISONS: Final = ("=", "<>", "<", "<=", ">", ">=", "is distinct", "is not di
 
 
 def comparable(left: Type, right: Type) -> bool:
-    """Whether values of these types can be compared. Documents have no order and no equality."""
+    """Tell whether values of these types can be compared. JSON has neither order nor equality."""
     kinds = {left.kind, right.kind}
     if len(kinds) == 1:
         return left.kind is not Kind.JSON
@@ -351,6 +351,6 @@ def _arithmetic(op: str, left: Type | None, right: Type | None) -> Kind | None:
 
 
 def is_immutable(name: str) -> bool:
-    """Whether a function's results depend on its arguments alone."""
+    """Tell whether the results of a function depend on its arguments alone."""
     function = FUNCTIONS.get(name)
     return function is not None and function.volatility is Volatility.IMMUTABLE

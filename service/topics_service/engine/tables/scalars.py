@@ -1,4 +1,4 @@
-"""What the functions of SQL compute, on values that are not NULL."""
+"""The functions of SQL on values that are not NULL."""
 
 import math
 from collections.abc import Callable
@@ -26,10 +26,10 @@ def _missing(*_: Any) -> Any:
 
 
 class Environment:
-    """What functions other than immutable ones take from outside; without, they are refused.
+    """The time, ids and random bytes for functions that are not immutable; without them such a call is refused.
 
-    `now_us`: microseconds since 1970, the same within a statement. `message_id`: the next Snowflake id. `random`: so
-    many random bytes.
+    `now_us`: microseconds since 1970, the same within a statement. `message_id`: the next Snowflake id. `random`: a
+    number of random bytes.
     """
 
     __slots__ = ("message_id", "now_us", "random")
