@@ -51,6 +51,7 @@ from topics_service.engine.queue.queues import Queues
 from topics_service.engine.router.forwarding import Forwarding
 from topics_service.engine.router.routers import Routers
 from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.tables.routing import Routing
 from topics_service.engine.tables.topic_catalog import TopicCatalog, check_target
 from topics_service.engine.topic import Topic, TopicRow
 from topics_service.engine.transaction import Transaction
@@ -138,6 +139,7 @@ class Engine:
         )
         self.groups = Groups(self.catalog, self.writer, clock, self.limits)
         self.topic_catalog = TopicCatalog(self.catalog, store)
+        self.routing = Routing(self.topic_catalog, self.capacity, clock, self.limits, self._touch)
         self._ttl_cursor = ""
         self.recovered = 0.0  # the completed fraction of recovery; at 1.0 the engine takes calls
         if recover:
@@ -152,6 +154,7 @@ class Engine:
             yield done
         self.catalog.finish_load()
         self.topic_catalog.load()
+        self.routing.load()
         self.routers.load(recovery.routers(self.writer.store, self.catalog.topics))
         self.groups.load(recovery.groups(self.writer.store, self.catalog.each()))
         self.queues.recover()

@@ -1,4 +1,4 @@
-"""Message ids of events, and what the meta of a record says about the change that it tells of."""
+"""Message ids of events, and the envelope of a change in the meta of its record."""
 
 from collections.abc import Iterable
 from typing import Final, Literal
@@ -52,7 +52,7 @@ class MessageIds:
 
 
 class Envelope(Struct, frozen=True):
-    """What the meta of a record says of a change; of a record that is none, nothing is known."""
+    """The part of a message's envelope that lies in the meta of its record; of a record that is no change, nothing."""
 
     message_id: str | None = None
     source_table: str | None = None
@@ -78,6 +78,6 @@ META_START: Final = b'{"message_id":"'
 
 
 def meta_end(table_id: str, op: Op, mode: PayloadMode) -> bytes:
-    """What follows the message id in the meta of an event."""
+    """The rest of an event's meta, behind the message id."""
     members = {"source_table": table_id, "op": op.value, "payload_mode": mode.value}
     return b'",' + msgspec.json.encode(members)[1:]

@@ -1,4 +1,4 @@
-"""What SQL adds to topics: their routes and aliases, in memory and as rows."""
+"""Routes and aliases of topics, in memory and as rows."""
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
