@@ -1,0 +1,158 @@
+"""Plans of queries and changes as lines of text."""
+
+from collections.abc import Iterator, Mapping
+
+from topics_service.engine.tables import plans
+from topics_service.engine.tables.expressions import (
+    Binary,
+    Call,
+    Case,
+    Cast,
+    Column,
+    Expression,
+    InList,
+    IsNull,
+    IsTruth,
+    JsonGet,
+    Like,
+    Literal,
+    Parameter,
+    Side,
+    Unary,
+)
+from topics_service.engine.tables.model import Table
+from topics_service.engine.tables.types import Kind
+from topics_service.engine.tables.values import to_text
+
+MAX_SHOWN = 20
+
+
+def explain(action: plans.Select | plans.Insert | plans.Update | plans.Delete) -> tuple[str, ...]:
+    """The lines that tell how a statement would run."""
+    return tuple(_lines(action))
+
+
+def _lines(action: plans.Select | plans.Insert | plans.Update | plans.Delete) -> Iterator[str]:
+    if isinstance(action, plans.Select):
+        yield from _select(action)
+    elif isinstance(action, plans.Insert):
+        yield f"insert into {action.table.table_id}"
+        if action.select is None:
+            yield f"  rows: {len(action.rows)}"
+        else:
+            yield from (f"  {line}" for line in _select(action.select))
+        if action.conflict is not None:
+            yield f"  on conflict: {'do nothing' if action.conflict.assignments is None else 'update the row'}"
+    else:
+        yield f"{'update' if isinstance(action, plans.Update) else 'delete from'} {action.table.table_id}"
+        names = names_of(action.table)
+        yield f"  {_access(action.table, action.access, names)}"
+        if action.filter is not None:
+            yield f"  filter: {shown(action.filter, names)}"
+
+
+def _select(action: plans.Select) -> Iterator[str]:
+    source = action.source
+    names: Mapping[int, str] = {}
+    if source is None:
+        yield "one row of constants"
+    elif isinstance(source, plans.TableSource):
+        names = names_of(source.table)
+        yield f"read {source.table.table_id}"
+        yield f"  {_access(source.table, source.access, names)}"
+    elif isinstance(source, plans.SystemSource):
+        yield f"read system.{source.name}"
+    else:
+        yield f"join system.{source.left.name} and system.{source.right.name} by {len(source.equal)} equal columns"
+    if action.filter is not None:
+        yield f"  filter: {shown(action.filter, names)}"
+    if action.count:
+        yield "  count the rows"
+    if action.distinct:
+        yield "  remove rows that are equal"
+    if action.order:
+        keys = [f"{shown(item.expression, names)}{' desc' if item.descending else ''}" for item in action.order]
+        yield f"  sort in memory: {', '.join(keys)}"
+    if action.limit is not None:
+        yield f"  limit: {shown(action.limit, names)}"
+    if action.offset is not None:
+        yield f"  offset: {shown(action.offset, names)}"
+
+
+def names_of(table: Table) -> dict[int, str]:
+    """The names of columns by their ids."""
+    return {column.id: column.name for column in table.columns}
+
+
+def _access(table: Table, access: plans.Scan | plans.Lookup, names: Mapping[int, str]) -> str:
+    if isinstance(access, plans.Lookup):
+        key = ", ".join(names[column] for column in table.primary_key)
+        return f"{len(access.keys)} keys of the primary key ({key})" if len(access.keys) > 1 else f"primary key ({key})"
+    columns = table.primary_key
+    where = "primary key"
+    for index in table.indexes:
+        if index.number == access.index:
+            columns, where = index.columns, f"index {index.name}"
+    parts = [f"{names[column]} = {shown(value, names)}" for column, value in zip(columns, access.prefix, strict=False)]
+    following = columns[len(access.prefix)] if len(access.prefix) < len(columns) else None
+    for bound, sign in ((access.lower, ">"), (access.upper, "<")):
+        if bound is not None and following is not None:
+            parts.append(f"{names[following]} {sign}{'=' if bound.inclusive else ''} {shown(bound.value, names)}")
+    what = f"range of {where}: {', '.join(parts)}" if parts else f"all of {where}"
+    return f"{what}, in reverse" if access.reverse else what
+
+
+def shown(expression: Expression, names: Mapping[int, str]) -> str:
+    """An expression as text, for people."""
+    if isinstance(expression, Literal):
+        return _literal(expression)
+    if isinstance(expression, Column):
+        side = "" if expression.side is Side.NEW else f"{expression.side.value}."
+        return f"{side}{names.get(expression.column, f'column {expression.column}')}"
+    if isinstance(expression, Parameter):
+        return f"${expression.number}"
+    if isinstance(expression, Unary):
+        return f"{expression.op} {shown(expression.operand, names)}"
+    if isinstance(expression, Binary):
+        return f"({shown(expression.left, names)} {expression.op} {shown(expression.right, names)})"
+    if isinstance(expression, IsNull):
+        return f"{shown(expression.operand, names)} is {'not ' if expression.negated else ''}null"
+    if isinstance(expression, IsTruth):
+        word = "true" if expression.truth else "false"
+        return f"{shown(expression.operand, names)} is {'not ' if expression.negated else ''}{word}"
+    return _shown_call(expression, names)
+
+
+def _shown_call(expression: Expression, names: Mapping[int, str]) -> str:
+    if isinstance(expression, InList):
+        items = ", ".join(shown(item, names) for item in expression.items[:MAX_SHOWN])
+        more = ", ..." if len(expression.items) > MAX_SHOWN else ""
+        return f"{shown(expression.operand, names)} {'not ' if expression.negated else ''}in ({items}{more})"
+    if isinstance(expression, Like):
+        word = ("not " if expression.negated else "") + ("ilike" if expression.ignore_case else "like")
+        return f"{shown(expression.operand, names)} {word} {shown(expression.pattern, names)}"
+    if isinstance(expression, Case):
+        branches = " ".join(
+            f"when {shown(when, names)} then {shown(then, names)}" for when, then in expression.branches
+        )
+        otherwise = "" if expression.otherwise is None else f" else {shown(expression.otherwise, names)}"
+        return f"case {branches}{otherwise} end"
+    if isinstance(expression, Cast):
+        return f"cast({shown(expression.operand, names)} as {expression.type.name})"
+    if isinstance(expression, JsonGet):
+        arrow = "->" if expression.type.kind is Kind.JSON else "->>"
+        return f"{shown(expression.operand, names)} {arrow} {shown(expression.key, names)}"
+    assert isinstance(expression, Call)
+    return f"{expression.function}({', '.join(shown(each, names) for each in expression.arguments)})"
+
+
+def _literal(literal: Literal) -> str:
+    if literal.value is None:
+        return "null"
+    text = str(to_text(literal.value, literal.type))
+    if len(text) > 60:
+        text = text[:57] + "..."
+    quoted = isinstance(literal.value, str | bytes) or (
+        literal.type is not None and literal.type.kind in (Kind.TIMESTAMP, Kind.DATE, Kind.TIME)
+    )
+    return "'" + text.replace("'", "''") + "'" if quoted else text

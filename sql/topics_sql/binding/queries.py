@@ -1,0 +1,213 @@
+"""Plans of queries."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from topics_service.engine.errors import Reason
+from topics_service.engine.tables import plans
+from topics_service.engine.tables.expressions import Binary, Column, Expression, Literal
+from topics_service.engine.tables.model import RESERVED_NAMESPACES, Table
+from topics_sql import syntax
+from topics_sql.binding.access import choose, conjuncts, joined
+from topics_sql.binding.expressions import Expressions, type_of
+from topics_sql.binding.scope import SYSTEM, Context, Relation, relation
+from topics_sql.binding.types import BIGINT
+from topics_sql.syntax import Tree
+
+UNNAMED: Final = "?column?"
+
+
+def select(context: Context, tree: syntax.Select) -> plans.Select:
+    """Plan a query. Raises the errors of names and types, with their places."""
+    relations, source, condition = _from(context, tree)
+    binder = Expressions(context, relations)
+    if tree.where is not None:
+        condition = joined([*conjuncts(condition), *conjuncts(binder.condition(tree.where))])
+    if isinstance(source, plans.Join) and not source.equal:
+        assert tree.joined is not None
+        source, condition = _equal_pairs(context, source, condition, tree.joined.at)
+    count = _count(tree)
+    if count is not None:
+        outputs: tuple[plans.Output, ...] = (plans.Output(count, Literal(None, BIGINT), BIGINT),)
+        order: tuple[plans.Order, ...] = ()
+    else:
+        outputs = select_list(binder, tree.items)
+        order = tuple(_order(context, binder, item, outputs, tree) for item in tree.order)
+    if tree.distinct:
+        _check_distinct(context, tree, order, outputs)
+    limit = None if tree.limit is None else binder.whole_number(tree.limit, "LIMIT")
+    offset = None if tree.offset is None else binder.whole_number(tree.offset, "OFFSET")
+    read: plans.TableSource | plans.SystemSource | plans.Join | None
+    if isinstance(source, Table):
+        access = choose(source, condition, order, limited=limit is not None)
+        read, condition = plans.TableSource(source, access.path), access.filter
+        order = () if access.ordered else order
+    else:
+        read = source
+    return plans.Select(
+        read, outputs, filter=condition, order=order, limit=limit, offset=offset, count=count is not None,
+        distinct=tree.distinct and count is None,
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------- FROM
+
+Source = Table | plans.SystemSource | plans.Join | None
+
+
+def _from(context: Context, tree: syntax.Select) -> tuple[list[Relation], Source, Expression | None]:
+    if tree.source is None:
+        return [], None, None
+    left, rows = _table(context, tree.source)
+    if tree.joined is None:
+        return [left], rows, None
+    right, others = _table(context, tree.joined.right)
+    if not isinstance(rows, plans.SystemSource) or not isinstance(others, plans.SystemSource):
+        raise context.refuse(tree.joined.at, "joins of tables are not supported", Reason.UNSUPPORTED_SQL)
+    if left.name == right.name:
+        raise context.refuse(tree.joined.right.name.at, f"the name {right.name} is given twice", sqlstate="42712")
+    width = len(left.columns)
+    shifted = {name: Column(column.column + width, column.type) for name, column in right.columns.items()}
+    right = Relation(right.name, shifted, right.namespace)
+    relations = [left, right]
+    join = plans.Join(rows, others, (), tree.joined.outer)
+    condition = _join_condition(context, relations, tree.joined)
+    if join.outer:
+        join, rest = _equal_pairs(context, join, condition, tree.joined.at)
+        if rest is not None:
+            raise context.refuse(tree.joined.at, "LEFT JOIN takes equalities of columns only", Reason.UNSUPPORTED_SQL)
+        condition = None
+    return relations, join, condition
+
+
+def _table(context: Context, given: syntax.From) -> tuple[Relation, Table | plans.SystemSource]:
+    full = context.table_name(given.name)
+    if full.namespace == SYSTEM:
+        columns = context.schema.system.get(full.name)
+        if columns is None:
+            raise context.table_not_found(full, given.name.at)
+        found = {name: Column(position, kind) for position, (name, kind) in enumerate(columns)}
+        named = Relation(given.alias or full.name, found, None if given.alias else SYSTEM)
+        return named, plans.SystemSource(full.name)
+    if full.namespace in RESERVED_NAMESPACES:
+        context.refuse_reserved(full.namespace, given.name.at)
+    table = context.find_table(given.name)
+    return relation(table, given.alias), table
+
+
+def _join_condition(context: Context, relations: list[Relation], join: syntax.Joined) -> Expression | None:
+    if join.on is not None:
+        return Expressions(context, relations).condition(join.on)
+    terms: list[Tree] = []
+    for name in join.using:
+        left, right = (syntax.Name(join.at, (each.name, name)) for each in relations)
+        terms.append(syntax.Infix(join.at, "=", left, right))
+    return joined([Expressions(context, relations).condition(term) for term in terms])
+
+
+def _equal_pairs(
+    context: Context, join: plans.Join, condition: Expression | None, at: int
+) -> tuple[plans.Join, Expression | None]:
+    """Move the equalities of columns of both sides into the join."""
+    width = len(context.schema.system[join.left.name])
+    pairs: list[tuple[int, int]] = []
+    rest: list[Expression] = []
+    for term in conjuncts(condition):
+        if isinstance(term, Binary) and term.op == "=":
+            left, right = term.left, term.right
+            if isinstance(left, Column) and isinstance(right, Column):
+                low, high = sorted((left.column, right.column))
+                if low < width <= high:
+                    pairs.append((low, high))
+                    continue
+        rest.append(term)
+    if not pairs:
+        raise context.refuse(at, "a join without an equality of columns is not supported", Reason.UNSUPPORTED_SQL)
+    return plans.Join(join.left, join.right, tuple(pairs), join.outer), joined(rest)
+
+
+# ------------------------------------------------------------------------ columns
+
+
+def select_list(binder: Expressions, items: Sequence[syntax.Item]) -> tuple[plans.Output, ...]:
+    """The columns of a result: of SELECT and RETURNING."""
+    outputs: list[plans.Output] = []
+    for item in items:
+        if item.star:
+            outputs.extend(_star(binder, item))
+            continue
+        assert item.tree is not None
+        value = binder.value(item.tree)
+        outputs.append(plans.Output(item.alias or name_of(item.tree), value, type_of(value)))
+    return tuple(outputs)
+
+
+def _star(binder: Expressions, item: syntax.Item) -> list[plans.Output]:
+    meant = [each for each in binder.relations if (each.bare if item.table is None else each.name == item.table)]
+    if not meant:
+        what = "* without a table to read" if item.table is None else f"no table {item.table} to take * from"
+        reason = Reason.SYNTAX_ERROR if item.table is None else Reason.COLUMN_NOT_FOUND
+        raise binder.context.refuse(item.at, what, reason)
+    return [plans.Output(name, column, column.type) for each in meant for name, column in each.columns.items()]
+
+
+def name_of(tree: Tree) -> str:
+    """The name of a column of a result that has no alias, as in PostgreSQL."""
+    if isinstance(tree, syntax.Name):
+        return tree.parts[-1]
+    if isinstance(tree, syntax.Call):
+        return tree.function
+    if isinstance(tree, syntax.Case):
+        return "case"
+    if isinstance(tree, syntax.Cast):
+        inner = name_of(tree.operand)
+        return tree.type.name if inner == UNNAMED else inner
+    return UNNAMED
+
+
+def _count(tree: syntax.Select) -> str | None:
+    """The name of the column if the query is a count of rows."""
+    call = tree.items[0].tree
+    if len(tree.items) != 1 or not isinstance(call, syntax.Call) or call.function != "count" or call.distinct:
+        return None
+    one = call.arguments[0] if len(call.arguments) == 1 else None
+    if not call.star and not (isinstance(one, syntax.Constant) and one.kind != "null"):
+        return None
+    return tree.items[0].alias or "count"
+
+
+# ------------------------------------------------------------------------ ORDER BY
+
+
+def _order(
+    context: Context, binder: Expressions, item: syntax.OrderItem, outputs: Sequence[plans.Output], tree: syntax.Select
+) -> plans.Order:
+    expression = _ordered(context, binder, item.tree, outputs)
+    return plans.Order(expression, item.descending, item.nulls_first)
+
+
+def _ordered(context: Context, binder: Expressions, given: Tree, outputs: Sequence[plans.Output]) -> Expression:
+    if isinstance(given, syntax.Constant) and given.kind == "number":
+        text = str(given.value)
+        if not text.isdecimal() or len(text) > 6 or not 0 < int(text) <= len(outputs):
+            raise context.refuse(
+                given.at, f"ORDER BY {text[:20]}, but there are {len(outputs)} columns", sqlstate="42P10"
+            )
+        return outputs[int(text) - 1].expression
+    if isinstance(given, syntax.Name) and len(given.parts) == 1:
+        named = {output.expression for output in outputs if output.name == given.parts[0]}
+        if len(named) == 1:
+            return named.pop()
+        if named:
+            raise context.refuse(given.at, f"ORDER BY {given.parts[0]} may be several columns", sqlstate="42702")
+    return binder.value(given)
+
+
+def _check_distinct(
+    context: Context, tree: syntax.Select, order: Sequence[plans.Order], outputs: Sequence[plans.Output]
+) -> None:
+    shown = {output.expression for output in outputs}
+    for item, given in zip(order, tree.order, strict=False):
+        if item.expression not in shown:
+            message = "with DISTINCT, ORDER BY takes columns of the result"
+            raise context.refuse(given.at, message, Reason.UNSUPPORTED_SQL, "42P10")

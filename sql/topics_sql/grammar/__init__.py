@@ -1,0 +1,1 @@
+"""Statements from tokens, by recursive descent: one module for each kind of statement."""
