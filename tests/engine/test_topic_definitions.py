@@ -4,14 +4,19 @@ from typing import Any
 
 import pytest
 
-from support.routed_tables import NOW, TEXT, RoutedTables, SetClock, a_table, binary, column
+from support.routed_tables import BIGINT, NOW, TEXT, RoutedTables, SetClock, a_table, binary, column
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DiffRequest
 from topics_service.engine.offsets.positions import CommitItem
 from topics_service.engine.tables import plans
+from topics_service.engine.tables.expressions import Call, Parameter
 from topics_service.engine.tables.model import Namespace, Op, PayloadMode, Route
+from topics_service.engine.tables.types import Kind, Type
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family, StoreStalledError, WriteBatch
+
+GIVEN = binary("=", column(1), Parameter(1, BIGINT))
+STAMP = Type(Kind.TIMESTAMP)
 
 
 def refused(at: RoutedTables, reason: Reason, definition: Any) -> TopicsError:
@@ -112,6 +117,11 @@ def test_names_and_aliases_are_unique_over_both() -> None:
         (plans.AddSource("queue", Route(0, 1, Op.INSERT)), Reason.NOT_A_LOG),
         (plans.AddSource("memory", Route(0, 1, Op.INSERT)), Reason.INVALID_VALUE),
         (plans.AddSource("far.t", Route(0, 1, Op.INSERT)), Reason.CROSS_SHARD),
+        (
+            plans.AddSource("t", Route(0, 1, Op.INSERT, filter=GIVEN)),
+            Reason.UNSUPPORTED_SQL,
+        ),
+        (plans.AddSource("t", Route(0, 1, Op.INSERT, partition_by=(Call("now", (), STAMP),))), Reason.UNSUPPORTED_SQL),
         (plans.DropSource("t", a_table(), Op.INSERT), Reason.ROUTE_NOT_FOUND),
         (plans.DropSource("t", a_table(), None), Reason.ROUTE_NOT_FOUND),
     ],

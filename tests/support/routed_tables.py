@@ -10,7 +10,7 @@ from topics_service.engine.engine import Engine
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import ConfigInput, DiffRequest
 from topics_service.engine.tables import plans
-from topics_service.engine.tables.expressions import Binary, Column, Expression, Literal, Side
+from topics_service.engine.tables.expressions import Binary, Column, Expression, Literal, Parameter, Side
 from topics_service.engine.tables.model import ColumnSchema, Namespace, Op, PayloadMode, Route, Table
 from topics_service.engine.tables.topic_catalog import Applied
 from topics_service.engine.tables.topics import TopicDefinitions
@@ -39,7 +39,11 @@ def column(number: int, kind: Type = BIGINT, side: Side = Side.NEW) -> Column:
 
 
 def binary(op: str, left: Expression, right: Any, kind: Type = BOOLEAN) -> Binary:
-    value = right if isinstance(right, Column | Binary) else Literal(right, BIGINT if isinstance(right, int) else TEXT)
+    value = (
+        right
+        if isinstance(right, Column | Binary | Parameter)
+        else Literal(right, BIGINT if isinstance(right, int) else TEXT)
+    )
     return Binary(op, left, value, kind)
 
 

@@ -23,8 +23,8 @@ from topics_service.engine.model import Batch, TopicConfig
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.tables import compilation, keycode
 from topics_service.engine.tables.errors import SQLSTATES, sql_error
-from topics_service.engine.tables.expressions import type_of
-from topics_service.engine.tables.functions import Environment
+from topics_service.engine.tables.expressions import Call, Expression, Parameter, children, type_of
+from topics_service.engine.tables.functions import FUNCTIONS, Environment, Volatility
 from topics_service.engine.tables.messages import META_START, MessageIds, meta_end
 from topics_service.engine.tables.model import Op, PayloadMode, Route, Table
 from topics_service.engine.tables.payloads import Payloads, Row
@@ -44,7 +44,7 @@ Values = Callable[[Row, Row | None, Sequence[Value]], list[Value]]
 
 
 class Counts:
-    """How many changes a route has looked at and how many it let through, since the start of the server."""
+    """Numbers of changes that a route has looked at and that it let through, since the start of the server."""
 
     __slots__ = ("evaluated", "matched")
 
@@ -92,7 +92,9 @@ class Routing:
         return self._counts.setdefault((route.topic, route.table, route.op), Counts())
 
     def check(self, table: Table, route: Route) -> None:
-        """Raise the error of a route that can't be compiled."""
+        """Raise the error of a route that can't be compiled, or depends on more than the row: `unsupported_sql`."""
+        for expression in (*route.partition_by, *(() if route.filter is None else (route.filter,))):
+            _check_pure(expression)
         _Route(route, Counts(), table, self._environment, topic=None)
 
     def compiled(self, table: Table) -> "_TableRoutes | None":
@@ -342,6 +344,20 @@ def _key_of(table: Table, places: Mapping[int, int]) -> Values:
     """The values of the primary key."""
     key = [places[column] for column in table.primary_key]
     return lambda row, _old, _parameters: [row[place] for place in key]
+
+
+def _check_pure(expression: Expression) -> None:
+    """Refuse parameters, of which a write has none for its routes, and functions that are not immutable."""
+    if isinstance(expression, Parameter):
+        raise sql_error(Reason.UNSUPPORTED_SQL, "a route has no parameters: write the value in its place")
+    if isinstance(expression, Call):
+        function = FUNCTIONS.get(expression.function)
+        if function is not None and function.volatility is not Volatility.IMMUTABLE:
+            raise sql_error(
+                Reason.UNSUPPORTED_SQL, f"a route can't use {function.name}(), which depends on more than the row"
+            )
+    for each in children(expression):
+        _check_pure(each)
 
 
 def _check_cap(topic: Topic, count: int, nbytes: int) -> None:

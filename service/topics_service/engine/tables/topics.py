@@ -41,7 +41,7 @@ _OBJECT_EXISTS = "42710"
 
 
 class Tables(Protocol):
-    """What definitions of topics need of the catalog of tables."""
+    """The part of the catalog of tables that definitions of topics need."""
 
     def namespace(self, name: str) -> Namespace | None:
         """Find a namespace."""
@@ -57,7 +57,7 @@ class Tables(Protocol):
 
 
 class TopicCalls(Protocol):
-    """What definitions of topics need of the engine."""
+    """The calls of the engine that definitions of topics need."""
 
     def put_topic(
         self,
