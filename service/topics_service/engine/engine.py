@@ -52,7 +52,9 @@ from topics_service.engine.router.forwarding import Forwarding
 from topics_service.engine.router.routers import Routers
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.tables.routing import Routing
+from topics_service.engine.tables.tables import Tables
 from topics_service.engine.tables.topic_catalog import TopicCatalog, check_target
+from topics_service.engine.tables.topics import TopicDefinitions
 from topics_service.engine.topic import Topic, TopicRow
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.watch.core import Watch
@@ -140,6 +142,12 @@ class Engine:
         self.groups = Groups(self.catalog, self.writer, clock, self.limits)
         self.topic_catalog = TopicCatalog(self.catalog, store)
         self.routing = Routing(self.topic_catalog, self.capacity, clock, self.limits, self._touch)
+        self.tables = Tables(self.writer, clock, self.topic_catalog, max_tables=self.limits.max_tables, random=random)
+        self.tables.routing = self.routing
+        self.tables.environment.message_id = self.routing.ids.next
+        self.tables.definitions.topics = TopicDefinitions(
+            self, self.catalog, self.writer, clock, self.topic_catalog, self.routing, self.tables, self._touch
+        )
         self._ttl_cursor = ""
         self.recovered = 0.0  # the completed fraction of recovery; at 1.0 the engine takes calls
         if recover:
@@ -155,6 +163,7 @@ class Engine:
         self.catalog.finish_load()
         self.topic_catalog.load()
         self.routing.load()
+        self.tables.load()
         self.routers.load(recovery.routers(self.writer.store, self.catalog.topics))
         self.groups.load(recovery.groups(self.writer.store, self.catalog.each()))
         self.queues.recover()
@@ -487,7 +496,8 @@ class Engine:
         if self.writer.failure is not None or self.recovered < 1.0:
             return False
         self.routers.poll()
-        more_letters = self.queues.mover.bury_due()
+        more_work = self.queues.mover.bury_due()
+        more_work = self.tables.build_indexes() or more_work
         damaged: TopicsError | None = None
         for log_id, log in list(islice(self._touched.items(), _LOGS_A_SLICE)):
             try:
@@ -500,7 +510,7 @@ class Engine:
                 del self._touched[log_id]
         if damaged is not None:
             raise damaged
-        return more_letters or bool(self._touched)
+        return more_work or bool(self._touched)
 
     def sweep(self) -> None:
         """Remove expired records and idempotency rows. Call it every second."""

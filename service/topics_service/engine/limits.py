@@ -4,7 +4,7 @@ from msgspec import Struct
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Bounds of requests and resources. Zero means unlimited for those of routers, topics, groups and bytes in all."""
+    """Bounds of requests and resources. Zero means unlimited for routers, topics, groups, tables and bytes in all."""
 
     max_batch_records: int = 10_000
     max_record_bytes: int = 1 << 20
@@ -24,6 +24,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_topics: int = 100_000
     max_partitions: int = 1000
     max_groups: int = 10_000
+    max_tables: int = 10_000
     group_retention_ms: int = 604_800_000
     max_total_bytes: int = 0
     max_ephemeral_bytes: int = 0

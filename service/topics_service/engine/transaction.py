@@ -29,7 +29,7 @@ class Transaction:
     Each log may be staged once. Its state must not change between staging and commit.
     """
 
-    __slots__ = ("_changes", "_writer", "batch", "ticket")
+    __slots__ = ("_changes", "_writer", "batch", "is_held", "is_joint", "ticket")
 
     def __init__(self, writer: Writer) -> None:
         """Begin a transaction. Raises `internal` when the server is read-only."""
@@ -38,10 +38,22 @@ class Transaction:
         self._changes: list[Change] = []
         self.ticket = 0
         """The ticket of the write itself, in every durability class; 0 before `commit`."""
+        self.is_held = False
+        """A staged log is published after an fsync."""
+        self.is_joint = False
 
     def stage(self, change: Change) -> None:
         """Add a change whose rows are in the batch."""
         self._changes.append(change)
+
+    def join(self, *, hold: bool) -> bool:
+        """Publish all staged logs together: after an fsync with `hold`, or if one of them waits for it anyway.
+
+        Return whether they will wait. Call it once everything is staged.
+        """
+        self.is_joint = True
+        self.is_held = self.is_held or hold
+        return self.is_held
 
     def commit(self) -> int:
         """Write everything; return the ticket that the acknowledgement must wait for, 0 for none.

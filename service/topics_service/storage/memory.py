@@ -1,7 +1,8 @@
 """A store in memory: for tests, the simulator and the records of `ephemeral` topics."""
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
+from weakref import WeakSet
 
 from sortedcontainers import SortedDict
 
@@ -49,6 +50,7 @@ class MemoryStore:
         self.nbytes = 0
         """The approximate size of the rows: keys, values and 200 bytes for each row."""
         self._rows: list[SortedDict[bytes, bytes]] = [SortedDict() for _ in Family]
+        self._snapshots = WeakSet[MemorySnapshot]()
 
     def batch(self) -> MemoryBatch:
         """See Store."""
@@ -59,6 +61,9 @@ class MemoryStore:
         assert isinstance(batch, MemoryBatch), "a batch belongs to the store that made it"
         for family, key, value, stop in batch.changes:
             rows = self._rows[family]
+            for snapshot in self._snapshots:
+                for row in (key,) if stop is None else rows.irange(key, stop, inclusive=(True, False)):
+                    snapshot.keep(family, row, rows.get(row))
             if value is not None:
                 self._forget(key, rows.get(key))
                 rows[key] = value
@@ -85,13 +90,29 @@ class MemoryStore:
 
     def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See Store."""
-        rows, after = self._rows[family], False
+        return self._pieces(family, start, stop, reverse=False)
+
+    def scan_back(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See Store."""
+        return self._pieces(family, start, stop, reverse=True)
+
+    def _pieces(self, family: Family, start: bytes, stop: bytes, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+        rows, inclusive = self._rows[family], (True, False)
         while True:  # in pieces, so that stopping early is cheap
-            keys = list(islice(rows.irange(start, stop, inclusive=(not after, False)), _SCAN_ROWS))
+            keys = list(islice(rows.irange(start, stop, inclusive=inclusive, reverse=reverse), _SCAN_ROWS))
             yield from [(key, rows[key]) for key in keys]
             if len(keys) < _SCAN_ROWS:
                 return
-            start, after = keys[-1], True
+            if reverse:
+                stop = keys[-1]
+            else:
+                start, inclusive = keys[-1], (False, False)
+
+    def snapshot(self) -> "MemorySnapshot":
+        """See Store."""
+        made = MemorySnapshot(self)
+        self._snapshots.add(made)
+        return made
 
     def close(self) -> None:
         """See Store."""
@@ -99,3 +120,51 @@ class MemoryStore:
     def _forget(self, key: bytes, value: bytes | None) -> None:
         if value is not None:
             self.nbytes -= _ROW_BYTES + len(key) + len(value)
+
+
+class MemorySnapshot:
+    """Implements Reader: the store, and the values that were changed since."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._before: dict[tuple[Family, bytes], bytes | None] = {}
+
+    def keep(self, family: Family, key: bytes, value: bytes | None) -> None:
+        """Keep a value that is about to change."""
+        self._before.setdefault((family, key), value)
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        """See Reader."""
+        return self._before[family, key] if (family, key) in self._before else self._store.get(family, key)
+
+    def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See Reader."""
+        while True:
+            row = self._next(family, start, stop)
+            if row is None:
+                return
+            yield row
+            start = row[0] + b"\x00"
+
+    def scan_back(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See Reader."""
+        while True:
+            row = self._last(family, start, stop)
+            if row is None:
+                return
+            yield row
+            stop = row[0]
+
+    def _next(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
+        old = ((key, value) for (of, key), value in self._before.items() if of is family and start <= key < stop)
+        there = ((key, value) for key, value in self._store.scan(family, start, stop) if not self._is_old(family, key))
+        return min(chain(((key, value) for key, value in old if value is not None), islice(there, 1)), default=None)
+
+    def _last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
+        old = ((key, value) for (of, key), value in self._before.items() if of is family and start <= key < stop)
+        rows = self._store.scan_back(family, start, stop)
+        there = ((key, value) for key, value in rows if not self._is_old(family, key))
+        return max(chain(((key, value) for key, value in old if value is not None), islice(there, 1)), default=None)
+
+    def _is_old(self, family: Family, key: bytes) -> bool:
+        return (family, key) in self._before

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Self, cast
@@ -18,6 +18,7 @@ from rocksdict import (
     Rdict,
     RdictIter,
     ReadOptions,
+    Snapshot,
     WriteOptions,
 )
 from rocksdict import WriteBatch as RawBatch
@@ -29,6 +30,7 @@ from topics_service.storage.private import make_private
 from topics_service.storage.store import (
     FIRST_FAMILIES,
     Family,
+    Reader,
     StoreError,
     StoreOpenError,
     StoreStalledError,
@@ -51,6 +53,7 @@ _COMPACTING = "rocksdb.num-running-compactions"  # in the whole database
 _FLUSHING = "rocksdb.num-immutable-mem-table"
 _MIN_RESERVE = 4 << 20
 _LARGE = 1 << 40
+_NO_ROW = "key not found"
 _LATER = "Column families not opened"
 _BLOOMED = (
     Family.IDEMPOTENCY,
@@ -325,9 +328,12 @@ class RocksStore:
 
     def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See Store. The bound is RocksDB's: deleted rows behind it are not walked, of which there can be many."""
+        return self._forth(self._families[family], start, stop)
+
+    def _forth(self, rows: Rdict | Snapshot, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         options = ReadOptions()
         options.set_iterate_upper_bound(stop)  # the cursor points to both of them, and does not keep them alive
-        cursor = self._families[family].iter(options)
+        cursor = rows.iter(options)
         cursor.seek(start)
         while cursor.valid():
             yield cursor.key(), cursor.value()
@@ -335,6 +341,29 @@ class RocksStore:
         why = self.why(cursor)
         if why is not None:
             raise self._unread(why)
+
+    def scan_back(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See Store."""
+        return self._back(self._families[family], start, stop)
+
+    def _back(self, rows: Rdict | Snapshot, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        options = ReadOptions()
+        options.set_iterate_upper_bound(stop)
+        cursor = rows.iter(options)
+        cursor.seek_to_last()  # below the bound
+        while cursor.valid():
+            key = cursor.key()
+            if key < start:
+                return
+            yield key, cursor.value()
+            cursor.prev()
+        why = self.why(cursor)
+        if why is not None:
+            raise self._unread(why)
+
+    def snapshot(self) -> Reader:
+        """See Store."""
+        return _View(self, {family: self._families[family].snapshot() for family in (Family.ROWS, Family.INDEXES)})
 
     def why(self, cursor: RdictIter) -> str | None:
         """Explain why the cursor stands at no row, naming the damaged file; None at the end of the rows."""
@@ -422,6 +451,34 @@ class RocksStore:
             raise StoreError(f"close failed: {error}") from error
         finally:
             self._let_go()
+
+
+class _View:
+    """Implements Reader on RocksDB's snapshots of some families."""
+
+    __slots__ = ("_rows", "_store")
+
+    def __init__(self, store: RocksStore, rows: Mapping[Family, Snapshot]) -> None:
+        self._store = store
+        self._rows = rows
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        """See Reader."""
+        try:
+            value: bytes = self._rows[family][key]
+        except Exception as error:  # rocksdict raises bare Exception
+            if str(error) == _NO_ROW:
+                return None
+            raise self._store._unread(str(error)) from error
+        return value
+
+    def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See Reader."""
+        return self._store._forth(self._rows[family], start, stop)
+
+    def scan_back(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See Reader."""
+        return self._store._back(self._rows[family], start, stop)
 
 
 class ReadingStore(RocksStore):

@@ -76,7 +76,23 @@ class WriteBatch(Protocol):
         ...
 
 
-class Store(Protocol):
+class Reader(Protocol):
+    """The rows of a store, for reading."""
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        """The row's value, or None."""
+        ...
+
+    def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows with start <= key < stop in key order, as they stood when the scan began."""
+        ...
+
+    def scan_back(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows with start <= key < stop from the last to the first, as they stood when the scan began."""
+        ...
+
+
+class Store(Reader, Protocol):
     """An ordered, atomic key-value store with a write-ahead log. Single writer; `sync` may run on another thread."""
 
     def batch(self) -> WriteBatch:
@@ -94,16 +110,12 @@ class Store(Protocol):
         """Block until everything written before the call survives a power cut. Raises StoreError."""
         ...
 
-    def get(self, family: Family, key: bytes) -> bytes | None:
-        """The row's value, or None."""
+    def snapshot(self) -> Reader:
+        """The rows of tables and their indexes as they are now, whatever is written later."""
         ...
 
     def floor(self, family: Family, key: bytes) -> tuple[bytes, bytes] | None:
         """The row with the greatest key that is <= `key`, or None."""
-        ...
-
-    def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Rows with start <= key < stop in key order, as they stood when the scan began."""
         ...
 
     def close(self) -> None:

@@ -1,0 +1,163 @@
+"""Indexes that are filled with the rows that are there, in slices, while writers keep them."""
+
+import struct
+from collections.abc import Generator
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from msgspec import structs
+
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.tables.model import Index, IndexState, Table
+from topics_service.engine.tables.runtime import IndexRuntime, Row, TableRuntime, key_length
+from topics_service.engine.transaction import Transaction
+from topics_service.storage import keys
+from topics_service.storage.store import Family, Store, WriteBatch
+
+if TYPE_CHECKING:
+    from topics_service.engine.tables.tables import Tables
+
+BUILD_ROWS: Final = b"build\x00"
+"""The kind of rows that say how far a build has come, in `Family.TABLES`; then table number, index number. The value is
+the key of the last row that has its entry."""
+
+_ROWS_A_SLICE: Final = 256
+_FAILURES: Final = 1000
+_FEW_ROWS: Final = 8
+_KEY: Final = struct.Struct(">QI")
+
+Name = tuple[int, int]
+"""The numbers of a table and an index of it."""
+
+
+class Builds:
+    """Builds under way, one slice of one at a time."""
+
+    def __init__(self, tables: "Tables") -> None:
+        self._tables = tables
+        self._running: dict[Name, bytes] = {}
+        self._failures: dict[Name, TopicsError] = {}
+
+    def load(self) -> None:
+        """Go on with the builds that were under way."""
+        store = self._tables.writer.store
+        for table in self._tables.newest.tables.values():
+            for index in table.indexes:
+                if index.state is IndexState.BUILDING:
+                    name = table.number, index.number
+                    self._running[name] = store.get(Family.TABLES, BUILD_ROWS + _KEY.pack(*name)) or b""
+
+    def add(self, table: int, index: int) -> None:
+        """Begin a build, which the catalog knows already."""
+        self._running[table, index] = b""
+
+    def step(self) -> bool:
+        """Build one slice; return True if there is more. Does nothing while a transaction changes tables."""
+        if not self._running or self._tables.is_changing:
+            return False
+        name = next(iter(self._running))
+        table = self._tables.newest.tables.get(name[0])
+        index = None if table is None else next((each for each in table.indexes if each.number == name[1]), None)
+        if table is None or index is None:
+            del self._running[name]  # dropped
+        else:
+            self._fill(table, index, name)
+        return bool(self._running)
+
+    def finish(self, table: int, index: int) -> Generator[None, None, int]:
+        """Wait in slices until an index is built; return the ticket. Raises `unique_violation`: it is dropped then."""
+        name = table, index
+        while name in self._running:
+            self.step()
+            yield
+        failure = self._failures.pop(name, None)
+        if failure is not None:
+            raise failure
+        return self._tables.catalog.ticket
+
+    # ---------------------------------------------------------------- internals
+
+    def _fill(self, table: Table, index: Index, name: Name) -> None:
+        tables = self._tables
+        runtime = tables.runtime(table)
+        part = runtime.index(index.number)
+        start, stop = keys.prefix_range(runtime.prefix)
+        after = self._running[name]
+        rows = list(
+            islice(tables.writer.store.scan(Family.ROWS, after + b"\x00" if after else start, stop), _ROWS_A_SLICE)
+        )
+        progress, seen = BUILD_ROWS + _KEY.pack(*name), dict[bytes, bytes]()
+        with Transaction(tables.writer) as tx:
+            for key, stored in rows:
+                row = runtime.read(stored)
+                head = part.head(row)
+                if part.unique and self._is_taken(runtime, part, head, row, key, seen):
+                    self._fail(table, index, name, runtime.taken(part, row))
+                    return
+                tx.batch.put(Family.INDEXES, head + key[8:], key_length(key))
+            if len(rows) < _ROWS_A_SLICE:
+                tx.batch.delete(Family.TABLES, progress)
+                tables.catalog.edit(tx).put_table(_with_state(table, index, IndexState.READY))
+            else:
+                tx.batch.put(Family.TABLES, progress, rows[-1][0])
+            tx.commit()
+        if len(rows) < _ROWS_A_SLICE:
+            del self._running[name]
+        else:
+            self._running[name] = rows[-1][0]
+
+    def _is_taken(
+        self, runtime: TableRuntime, part: IndexRuntime, head: bytes, row: Row, key: bytes, seen: dict[bytes, bytes]
+    ) -> bool:
+        """Return whether another row has the same values: one with an entry, or of this slice."""
+        if any(row[place] is None for place in part.places):
+            return False
+        if seen.setdefault(head, key) != key:
+            return True
+        entries = self._tables.writer.store.scan(Family.INDEXES, *keys.prefix_range(head))
+        return any(entry != head + key[8:] for entry, _ in islice(entries, 2))
+
+    def _fail(self, table: Table, index: Index, name: Name, error: TopicsError) -> None:
+        with Transaction(self._tables.writer) as tx:
+            drop_index(self._tables, tx, table, index)
+            tx.commit()
+        del self._running[name]
+        if len(self._failures) == _FAILURES:
+            self._failures.pop(next(iter(self._failures)))
+        self._failures[name] = error
+
+
+def drop_index(tables: "Tables", tx: Transaction, table: Table, index: Index) -> Table:
+    """Stage the removal of an index and its entries; return the table without it."""
+    remove_entries(tables.writer.store, tx.batch, table.number, index)
+    left = structs.replace(table, indexes=tuple(each for each in table.indexes if each.number != index.number))
+    tables.catalog.edit(tx).put_table(left)
+    return left
+
+
+def remove_entries(store: Store, batch: WriteBatch, table: int, index: Index) -> None:
+    """Add the removal of all entries of an index to the batch, and of the progress of its build."""
+    remove_all(store, batch, Family.INDEXES, keys.index_prefix(table, index.number))
+    if index.state is IndexState.BUILDING:
+        batch.delete(Family.TABLES, BUILD_ROWS + _KEY.pack(table, index.number))
+
+
+def remove_all(store: Store, batch: WriteBatch, family: Family, prefix: bytes) -> None:
+    """Add the removal of all rows with a prefix to the batch.
+
+    A deleted range costs each read of the family until it is flushed, so few rows are removed one by one.
+    """
+    start, stop = keys.prefix_range(prefix)
+    few = [key for key, _ in islice(store.scan(family, start, stop), _FEW_ROWS + 1)]
+    if len(few) > _FEW_ROWS:
+        batch.delete_range(family, start, stop)
+        return
+    for key in few:
+        batch.delete(family, key)
+
+
+def _with_state(table: Table, index: Index, state: IndexState) -> Table:
+    changed = structs.replace(index, state=state)
+    return structs.replace(
+        table, indexes=tuple(changed if each.number == index.number else each for each in table.indexes)
+    )

@@ -1,0 +1,150 @@
+"""Changes of a transaction that are not written yet: rows, index entries, and who holds unique keys."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from topics_service.engine.errors import Reason
+from topics_service.engine.tables.errors import sql_error
+from topics_service.engine.tables.layers import ABSENT, Absent, KeyOrder
+from topics_service.engine.tables.runtime import IndexRuntime, Row, TableRuntime, key_length, key_of_entry
+from topics_service.storage import keys
+from topics_service.storage.store import Family, Store
+
+MAX_BYTES: Final = 256 << 20
+"""The bytes of rows and index entries that a transaction may change."""
+_ROW_BYTES: Final = 64
+
+Changes = dict[bytes, bytes | None]
+
+
+class Mark(NamedTuple):
+    """The changes at one moment."""
+
+    rows: Changes
+    entries: Changes
+    rows_before: Changes
+    entries_before: Changes
+    holders: Changes
+    nbytes: int
+
+
+class Staged:
+    """Implements Layer. `rows` and `entries` are what is written with the commit; of those that were in the store,
+    `rows_before` and `entries_before` have the values there."""
+
+    __slots__ = (
+        "_entry_order", "_holders", "_row_order", "_store", "entries", "entries_before", "nbytes", "rows",
+        "rows_before",
+    )  # fmt: skip
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._restore(Mark({}, {}, {}, {}, {}, 0))
+
+    # ------------------------------------------------------------------- reading
+
+    def find(self, family: Family, key: bytes) -> bytes | Absent | None:
+        """See Layer."""
+        return (self.rows if family is Family.ROWS else self.entries).get(key, ABSENT)
+
+    def keys(self, family: Family, start: bytes, stop: bytes) -> Sequence[bytes]:
+        """See Layer."""
+        return (self._row_order if family is Family.ROWS else self._entry_order).between(start, stop)
+
+    def stored(self, key: bytes) -> bytes | None:
+        """A row as this transaction left it."""
+        return self.rows[key] if key in self.rows else self._store.get(Family.ROWS, key)
+
+    def holder(self, runtime: TableRuntime, index: IndexRuntime, head: bytes, row: Row) -> bytes | None:
+        """The key of the row that has the same values in a unique index; `head` is the entry up to the primary key."""
+        if head in self._holders:
+            return self._holders[head]
+        for place in index.places:
+            if row[place] is None:
+                return None
+        for entry, length in self._store.scan(Family.INDEXES, *keys.prefix_range(head)):
+            return key_of_entry(runtime.prefix, entry, length)
+        return None
+
+    # ------------------------------------------------------------------- changing
+
+    def insert(self, runtime: TableRuntime, key: bytes, heads: Sequence[bytes], row: Row) -> None:
+        """Add a row whose keys are free; `heads` are its entries up to the primary key, by index."""
+        stored = runtime.encode(row)
+        self.rows[key] = stored
+        size = _ROW_BYTES + len(key) + len(stored)
+        if heads:
+            tail, length = key[8:], key_length(key)
+            for index, head in zip(runtime.indexes, heads, strict=True):
+                self.entries[head + tail] = length
+                size += _ROW_BYTES + len(head)
+                if index.unique:
+                    self._hold(index, head, row, key)
+        self._count(size)
+
+    def remove(self, runtime: TableRuntime, key: bytes, stored: bytes, row: Row) -> None:
+        """Remove a row; `stored` is its form."""
+        if key not in self.rows:
+            self.rows_before[key] = stored
+        self.rows[key] = None
+        for index in runtime.indexes:
+            self._remove_entry(index, index.head(row), row, key)
+        self._count(_ROW_BYTES + len(key) + len(stored))
+
+    def replace(self, runtime: TableRuntime, key: bytes, stored: bytes, old: Row, new: Row) -> None:
+        """Put another row in the place of one with the same primary key; its unique keys are free."""
+        if key not in self.rows:
+            self.rows_before[key] = stored
+        made = self.rows[key] = runtime.encode(new)
+        size = _ROW_BYTES + len(key) + len(stored) + len(made)
+        for index in runtime.indexes:
+            before, after = index.head(old), index.head(new)
+            if before != after:
+                self._remove_entry(index, before, old, key)
+                self.entries[after + key[8:]] = key_length(key)
+                size += 2 * _ROW_BYTES + len(before) + len(after)
+                if index.unique:
+                    self._hold(index, after, new, key)
+        self._count(size)
+
+    def _remove_entry(self, index: IndexRuntime, head: bytes, row: Row, key: bytes) -> None:
+        entry = head + key[8:]
+        if entry not in self.entries:
+            self.entries_before[entry] = key_length(key)
+        self.entries[entry] = None
+        if index.unique:
+            self._hold(index, head, row, None)
+
+    def _hold(self, index: IndexRuntime, head: bytes, row: Row, key: bytes | None) -> None:
+        for place in index.places:
+            if row[place] is None:
+                return
+        self._holders[head] = key
+
+    def _count(self, size: int) -> None:
+        self.nbytes += size
+        if self.nbytes > MAX_BYTES:
+            message = f"a transaction changes at most {MAX_BYTES} bytes of rows and index entries"
+            raise sql_error(Reason.RESULT_TOO_LARGE, message, max_bytes=MAX_BYTES)
+
+    # ------------------------------------------------------------------- savepoints
+
+    def mark(self) -> Mark:
+        """The changes so far, to come back to."""
+        return Mark(
+            self.rows.copy(), self.entries.copy(), self.rows_before.copy(), self.entries_before.copy(),
+            self._holders.copy(), self.nbytes,
+        )  # fmt: skip
+
+    def reset(self, mark: Mark) -> None:
+        """Forget the changes since the mark, which stays."""
+        self._restore(
+            Mark(
+                mark.rows.copy(), mark.entries.copy(), mark.rows_before.copy(), mark.entries_before.copy(),
+                mark.holders.copy(), mark.nbytes,
+            )
+        )  # fmt: skip
+
+    def _restore(self, mark: Mark) -> None:
+        self.rows, self.entries, self.rows_before, self.entries_before, self._holders, self.nbytes = mark
+        self._row_order, self._entry_order = KeyOrder(self.rows), KeyOrder(self.entries)

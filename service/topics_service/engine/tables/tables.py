@@ -1,0 +1,242 @@
+"""Tables of the engine: definitions, transactions, reads and upkeep, on the store of the topics."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Final, Protocol
+from weakref import WeakSet
+
+from topics_service.engine.clock import Clock
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.tables import execution, plans
+from topics_service.engine.tables.catalog import Catalog, CatalogView, NoTopics, TopicNames
+from topics_service.engine.tables.definitions import Definitions
+from topics_service.engine.tables.errors import sql_error
+from topics_service.engine.tables.functions import Environment
+from topics_service.engine.tables.indexing import Builds
+from topics_service.engine.tables.layers import LayeredReader
+from topics_service.engine.tables.model import Namespace, Table, TableName
+from topics_service.engine.tables.outcomes import Outcome
+from topics_service.engine.tables.pending import Pending
+from topics_service.engine.tables.runtime import TableRuntime
+from topics_service.engine.tables.selection import InTransaction, SelectStatement, SystemRows, no_system_rows
+from topics_service.engine.tables.transaction import Events, NoEvents, TableTransaction
+from topics_service.engine.tables.types import Value
+from topics_service.engine.transaction import Transaction
+from topics_service.engine.writer import Writer
+from topics_service.storage.store import Reader
+
+_STATEMENTS: Final = 1024
+"""Compiled statements that are kept, by the plan object."""
+_STALE: Final = "40001"
+
+Steps = Generator[None, None, Outcome]
+
+
+class Collector(Protocol):
+    """Makes the events of transactions: `routing.Routing`."""
+
+    def collect(self) -> Events:
+        """The events of one transaction, none yet."""
+        ...
+
+
+class Tables:
+    """All tables of a data directory.
+
+    Writes have an order: from `begin` until `commit` or `rollback`, and while a definition runs, the caller lets no
+    other transaction or definition begin (the API holds a lock); waiting for a ticket comes after. Reads need none.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        clock: Clock,
+        topics: TopicNames | None = None,
+        *,
+        max_tables: int = 0,
+        random: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        """At most `max_tables` are made; 0 for no bound."""
+        self.writer = writer
+        self.clock = clock
+        self.max_tables = max_tables
+        self.environment = Environment(now_us=lambda: self._now_us, random=random)
+        """The sources of time and chance for functions; the engine sets `message_id`."""
+        self._now_us = 0
+        self.catalog = Catalog(writer, topics or NoTopics())
+        self.catalog.on_changed.append(self._forget)
+        self.pending = Pending(writer)
+        self.routing: Collector | None = None
+        self.builds = Builds(self)
+        self.definitions = Definitions(self)
+        self._runtimes: dict[int, TableRuntime] = {}
+        self._open = WeakSet[TableTransaction]()
+        self._statements: OrderedDict[int, tuple[object, TableRuntime | None, execution.Statement]] = OrderedDict()
+
+    def load(self) -> None:
+        """Recover the catalog; O(tables). Raises StoreOpenError, naming the row, for a damaged one."""
+        self.catalog.load()
+        self.builds.load()
+
+    # ----------------------------------------------------------------- catalog
+
+    @property
+    def schema(self) -> CatalogView:
+        """The catalog as it is durable: for reads."""
+        return self.catalog.view
+
+    @property
+    def newest(self) -> CatalogView:
+        """The catalog as it is written: for transactions and definitions, whose acknowledgement waits for it."""
+        return self.catalog.state
+
+    def namespace(self, name: str) -> Namespace | None:
+        """Find a namespace that is written."""
+        return self.newest.namespace(name)
+
+    def table_by_number(self, number: int) -> Table | None:
+        """Find a table as it is written."""
+        return self.newest.tables.get(number)
+
+    def stage_namespace(self, tx: Transaction, namespace: Namespace) -> None:
+        """Stage a new namespace, which is there once the transaction is committed."""
+        self.catalog.stage_namespace(tx, namespace)
+
+    def define(self, definition: plans.Definition) -> Generator[None, None, int]:
+        """Run a definition in slices; return the ticket that its acknowledgement must wait for.
+
+        Raises `already_exists`, `dependent_objects`, `invalid_value`, `unsupported_sql`, `table_not_found` and others.
+        """
+        return self.definitions.run(definition)
+
+    # ----------------------------------------------------------------- changes
+
+    def begin(self) -> TableTransaction:
+        """Begin a transaction. Raises `internal` when the server is read-only."""
+        self.writer.check()
+        transaction = TableTransaction(self)
+        self._open.add(transaction)
+        return transaction
+
+    def collect(self) -> Events:
+        """The events of one transaction, none yet."""
+        return NoEvents() if self.routing is None else self.routing.collect()
+
+    # ------------------------------------------------------------------- reads
+
+    def select(
+        self, action: plans.Select, parameters: Sequence[Value] = (), system_rows: SystemRows = no_system_rows
+    ) -> Steps:
+        """Run a query in slices on what is visible: rows that are durable for the strictest class of their commit.
+
+        All of it is of one moment. `system_rows` gives the rows of a system table.
+        """
+        statement = self.compiled(action)
+        assert isinstance(statement, InTransaction)
+        query = statement.statement
+
+        def visible(table: Table) -> Reader:
+            store = self.writer.store
+            base = store if query.is_point else store.snapshot()
+            layer = self.pending.layer(table.number)
+            return base if layer is None else LayeredReader(base, layer)
+
+        return self.at(self.clock.now_ms() * 1000, query.run(visible, parameters, system_rows))
+
+    def at(self, now_us: int, steps: Steps) -> Steps:
+        """Run a statement to which it is this time (microseconds since 1970) in all of its slices."""
+        while True:
+            self._now_us = now_us
+            try:
+                next(steps)
+            except StopIteration as done:
+                outcome: Outcome = done.value
+                return outcome
+            yield
+
+    # ------------------------------------------------------------------ upkeep
+
+    def build_indexes(self) -> bool:
+        """Fill indexes that are being built, one slice; return True if there is more."""
+        return self.builds.step()
+
+    def built(self, definition: plans.CreateIndex) -> Generator[None, None, int]:
+        """Wait in slices until the index of a definition is ready; return the ticket to wait for.
+
+        It needs no order of writes: others write meanwhile. Raises `unique_violation`: the index is dropped then.
+        """
+        found = self.newest.index(TableName(definition.table.namespace, definition.index.name))
+        if found is None:
+            return self.catalog.ticket
+        table, index = found
+        return (yield from self.builds.finish(table.number, index.number))
+
+    # --------------------------------------------------------------- internals
+
+    @property
+    def is_changing(self) -> bool:
+        """Return whether a transaction has changes that are not written yet."""
+        return any(transaction.has_changes for transaction in self._open)
+
+    def runtime(self, table: Table) -> TableRuntime:
+        """The compiled form of a table. Raises `table_not_found`, and `transaction_error` (40001) for a plan of
+        before a definition: bind the statement again."""
+        number = table.number
+        found = self._runtimes.get(number)
+        if found is not None and found.table is table:
+            return found  # of today, others are forgotten
+        today = self.newest.tables.get(number)
+        if today is None:
+            raise sql_error(Reason.TABLE_NOT_FOUND, f"table {table.table_id} does not exist", table=table.table_id)
+        if today is not table and not _has_columns(today, table):
+            raise _stale(table)
+        if found is None or found.table is not today:
+            found = self._runtimes[number] = TableRuntime(today, self.environment)
+        return found
+
+    def compiled(self, action: plans.Query | plans.Change) -> execution.Statement:
+        """The compiled form of a plan. Raises as `runtime`."""
+        known = self._statements.get(id(action))
+        if known is not None and known[0] is action:
+            runtime = known[1]
+            if runtime is None or self._runtimes.get(runtime.table.number) is runtime:
+                return known[2]
+        runtime, statement = self._compile(action)
+        self._statements[id(action)] = action, runtime, statement
+        self._statements.move_to_end(id(action))
+        if len(self._statements) > _STATEMENTS:
+            self._statements.popitem(last=False)
+        return statement
+
+    def _compile(self, action: plans.Query | plans.Change) -> tuple[TableRuntime | None, execution.Statement]:
+        if isinstance(action, plans.Select):
+            select = self._select(action)
+            return select.runtime, InTransaction(select)
+        runtime = self.runtime(action.table)
+        if isinstance(action, plans.Insert):
+            source = None if action.select is None else self._select(action.select)
+            return runtime, execution.InsertStatement(runtime, action, source)
+        if isinstance(action, plans.Update):
+            return runtime, execution.UpdateStatement(runtime, action)
+        return runtime, execution.DeleteStatement(runtime, action)
+
+    def _select(self, action: plans.Select) -> SelectStatement:
+        source = action.source
+        runtime = self.runtime(source.table) if isinstance(source, plans.TableSource) else None
+        return SelectStatement(action, runtime, self.environment)
+
+    def _forget(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._runtimes.pop(number, None)
+
+
+def _stale(table: Table) -> TopicsError:
+    message = f"table {table.table_id} was changed since the statement was read: run it again"
+    return sql_error(Reason.TRANSACTION_ERROR, message, sqlstate=_STALE, table=table.table_id)
+
+
+def _has_columns(today: Table, table: Table) -> bool:
+    """Return whether a statement that was read for `table` means the same of the table as it is today."""
+    types = {column.id: column.type for column in today.columns}
+    return all(types.get(column.id) == column.type for column in table.columns)
