@@ -116,6 +116,8 @@ def test_partitions_follow_the_key_or_the_expressions() -> None:
             places.setdefault(event.data[value], set()).add(event.partition)
         assert all(len(found) == 1 for found in places.values())
         assert len(set.union(*places.values())) > 1
+        ids = {int(event.meta["message_id"]): event.data["id"] for event in at.events(topic)}
+        assert [ids[number] for number in sorted(ids)] == [*range(70)] * 3, "they grow over all partitions"
         for partition in range(4):
             events = at.events(topic, partition)
             assert [event.seq for event in events] == list(range(1, len(events) + 1))

@@ -1,6 +1,6 @@
 """Message ids of events, and the envelope of a change in the meta of its record."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -32,7 +32,7 @@ class MessageIds:
         """Give no more ids of the time `ts` (ms) or before."""
         self._last = max(self._last, ts - EPOCH_MS << _COUNTER_BITS | _COUNTER)
 
-    def take(self, count: int = 1) -> Iterable[int]:
+    def take(self, count: int) -> Sequence[int]:
         """The next ids, in order."""
         first = max(self._last + 1, self._clock.now_ms() - EPOCH_MS << _COUNTER_BITS, 0)
         self._last = first + count - 1
@@ -44,7 +44,7 @@ class MessageIds:
 
     def next(self) -> int:
         """The next id."""
-        return next(iter(self.take()))
+        return self.take(1)[0]
 
     def ahead(self, now: int) -> int:
         """Milliseconds by which the last id is later than `now` (ms); 0 if it is not."""

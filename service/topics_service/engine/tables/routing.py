@@ -121,11 +121,12 @@ class Routing:
 class Events:
     """The records that the changes of one transaction become, in the order of the changes."""
 
-    __slots__ = ("_routing", "_topics", "nbytes")
+    __slots__ = ("_count", "_routing", "_topics", "nbytes")
 
     def __init__(self, routing: Routing) -> None:
         self._routing = routing
         self._topics: dict[int, _TopicEvents] = {}
+        self._count = 0
         self.nbytes = 0
         """The bytes of the payloads so far."""
 
@@ -194,22 +195,24 @@ class Events:
         part.datas.append(data)
         part.tags.append(tag)
         part.meta_ends.append(route.meta_end)
+        part.places.append(self._count)
+        self._count += 1
 
     def mark(self) -> "Mark":
         """The events so far, to come back to with `reset`."""
         lengths = {number: [len(part.datas) for part in found.parts] for number, found in self._topics.items()}
-        return Mark(self.nbytes, lengths)
+        return Mark(self.nbytes, self._count, lengths)
 
     def reset(self, mark: "Mark") -> None:
         """Forget the events since the mark."""
-        self.nbytes = mark.nbytes
+        self.nbytes, self._count = mark.nbytes, mark.events
         for number in list(self._topics):
             lengths = mark.lengths.get(number)
             if lengths is None:
                 del self._topics[number]
                 continue
             for part, length in zip(self._topics[number].parts, lengths, strict=True):
-                del part.datas[length:], part.tags[length:], part.meta_ends[length:]
+                del part.datas[length:], part.tags[length:], part.meta_ends[length:], part.places[length:]
 
     def stage(self, tx: Transaction, now: int) -> bool:
         """Stage the events: one append for each log. Returns whether a topic of the `fsync` class takes part.
@@ -228,7 +231,7 @@ class Events:
         return any(each.config.durability == "fsync" for each in appends)
 
     def _appends(self, now: int) -> Iterator["_Append"]:
-        routing, nbytes = self._routing, 0
+        routing, nbytes, ids = self._routing, 0, self._routing.ids.take(self._count)
         for number, events in self._topics.items():
             if routing.topics.by_number(number) is not events.topic:
                 continue  # deleted since
@@ -236,7 +239,7 @@ class Events:
             for log, part in zip(topic.logs, events.parts, strict=False):
                 if not part.datas:
                     continue
-                config, batch = topic.config, part.batch(routing.ids)
+                config, batch = topic.config, part.batch(ids)
                 state, size = log.begin(config, now), checks.batch_bytes(batch)
                 _check_cap(topic, len(batch.datas), size)
                 if routing.capacity.is_checked(topic):
@@ -250,6 +253,7 @@ class Mark(NamedTuple):
     """A point in the events of a transaction."""
 
     nbytes: int
+    events: int
     lengths: dict[int, list[int]]
 
 
@@ -261,20 +265,20 @@ class _Append(NamedTuple):
 
 
 class _PartitionEvents:
-    """Events of one log, as columns."""
+    """Events of one log, as columns. `places` count the events of the transaction."""
 
-    __slots__ = ("datas", "meta_ends", "tags")
+    __slots__ = ("datas", "meta_ends", "places", "tags")
 
     def __init__(self) -> None:
         self.datas: list[bytes] = []
         self.tags: list[bytes | None] = []
         self.meta_ends: list[bytes] = []
+        self.places: list[int] = []
 
-    def batch(self, ids: MessageIds) -> Batch:
-        """The records, with new message ids."""
-        numbers = ids.take(len(self.datas))
+    def batch(self, ids: Sequence[int]) -> Batch:
+        """The records, with the message ids of the transaction."""
         metas: list[bytes | None] = [
-            b"%b%d%b" % (META_START, number, end) for number, end in zip(numbers, self.meta_ends, strict=True)
+            b"%b%d%b" % (META_START, ids[place], end) for place, end in zip(self.places, self.meta_ends, strict=True)
         ]
         return Batch(datas=self.datas, tags=self.tags, metas=metas)
 
