@@ -5,6 +5,8 @@ from decimal import Decimal
 from itertools import product
 from typing import Final, NamedTuple
 
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.tables.casts import NUMBERS
 from topics_service.engine.tables.expressions import (
     Binary,
     Call,
@@ -16,18 +18,19 @@ from topics_service.engine.tables.expressions import (
     Parameter,
     Side,
     Unary,
+    type_of,
 )
+from topics_service.engine.tables.functions import FUNCTIONS, Volatility
 from topics_service.engine.tables.model import IndexState, Table
 from topics_service.engine.tables.plans import Bound, Lookup, Order, Scan
 from topics_service.engine.tables.types import Kind, Type
-from topics_sql.binding import functions
-from topics_sql.binding.expressions import type_of
-from topics_sql.binding.types import BOOLEAN, FLOATS, INTEGERS
+from topics_service.engine.tables.values import coerce
+from topics_sql.binding.types import BOOLEAN
 
 MAX_KEYS: Final = 10_000
 """Of a Lookup; more are found by a scan."""
 MIRRORED: Final = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-RANGES: Final = {Kind.SMALLINT: 1 << 15, Kind.INTEGER: 1 << 31, Kind.BIGINT: 1 << 63}
+WIDTHS: Final = (Kind.SMALLINT, Kind.INTEGER, Kind.BIGINT)
 
 
 class Access(NamedTuple):
@@ -136,10 +139,9 @@ def is_constant(expression: Expression, *, immutable: bool = False) -> bool:
         sides = (expression.left, expression.right)
         return all(is_constant(each, immutable=immutable) for each in sides)
     if isinstance(expression, Call):
-        known = functions.is_immutable if immutable else functions.is_stable
-        return known(expression.function) and all(
-            is_constant(each, immutable=immutable) for each in expression.arguments
-        )
+        volatility = FUNCTIONS[expression.function].volatility
+        known = volatility is Volatility.IMMUTABLE or (volatility is Volatility.STABLE and not immutable)
+        return known and all(is_constant(each, immutable=immutable) for each in expression.arguments)
     return False
 
 
@@ -151,32 +153,32 @@ def _fitted(value: Expression, target: Type) -> tuple[Expression, bool] | None:
         return _fitted_literal(value, target)
     own = type_of(value)
     kind = None if own is None else own.kind
-    if kind is target.kind and kind is Kind.DECIMAL:
+    if kind is target.kind and kind is Kind.DECIMAL and target.precision:
         return Cast(value, target), False
     if kind is target.kind and kind is not Kind.REAL:
         return value, True
-    if kind in INTEGERS and target.kind in INTEGERS and INTEGERS.index(kind) < INTEGERS.index(target.kind):
+    if kind in WIDTHS and target.kind in WIDTHS and WIDTHS.index(kind) < WIDTHS.index(target.kind):
         return value, True
     return None
 
 
 def _fitted_literal(value: Literal, target: Type) -> tuple[Expression, bool] | None:
     given, kind = value.value, target.kind
-    if kind in INTEGERS and isinstance(given, int | Decimal) and not isinstance(given, bool):
-        if given == int(given) and -RANGES[kind] <= given < RANGES[kind]:
-            return Literal(int(given), target), True
+    own = None if value.type is None else value.type.kind
+    if kind in NUMBERS:
+        return _fitted_number(given, target) if own in NUMBERS else None
+    return (Literal(given, target), True) if own is kind else None
+
+
+def _fitted_number(given: float | Decimal, target: Type) -> tuple[Expression, bool] | None:
+    """A number as one of the column, unless rounding would make another one of it."""
+    try:
+        fitted = coerce(given, target, "the number")
+    except TopicsError:
         return None
-    if kind is Kind.DECIMAL and isinstance(given, int | Decimal):
-        number = Decimal(given)
-        digits = target.precision - target.scale
-        if number.adjusted() < digits and number == round(number, target.scale):
-            return Literal(round(number, target.scale), target), True
-        return None
-    if kind is Kind.DOUBLE and isinstance(given, int | float | Decimal):
-        return Literal(float(given), target), True
-    if value.type is not None and value.type.kind is kind and kind not in FLOATS:
-        return Literal(given, target), True
-    return None
+    if target.kind is Kind.DOUBLE:
+        return Literal(fitted, target), True  # what a comparison with a DOUBLE makes of it too
+    return (Literal(fitted, target), True) if fitted == given else None
 
 
 # --------------------------------------------------------------------- candidates

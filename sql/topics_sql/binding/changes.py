@@ -5,15 +5,15 @@ from typing import Any
 
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables import plans, values
-from topics_service.engine.tables.expressions import Expression, Literal, Parameter, Side
+from topics_service.engine.tables.casts import NUMBERS
+from topics_service.engine.tables.expressions import Expression, Literal, Parameter, Side, type_of
 from topics_service.engine.tables.model import ColumnSchema, Table
 from topics_service.engine.tables.types import Kind, Value
 from topics_sql import syntax
 from topics_sql.binding.access import choose
-from topics_sql.binding.expressions import Expressions, python_number, type_of
+from topics_sql.binding.expressions import Expressions, python_number, rounded
 from topics_sql.binding.queries import select, select_list
 from topics_sql.binding.scope import Context, relation
-from topics_sql.binding.types import NUMERIC
 from topics_sql.syntax import Default, Tree
 
 Cell = Tree | Default
@@ -99,7 +99,7 @@ def _cell(context: Context, column: ColumnSchema) -> Callable[[Cell], Expression
     kind, what = column.type, f'column "{column.name}"'
     convert = values.coercer(kind, what)
     binder = Expressions(context)
-    numeric = kind.kind in NUMERIC
+    numeric = kind.kind in NUMBERS
     text: Callable[[Any], Value] = convert
     if kind.kind is Kind.BYTES:
         text = lambda given: values.from_text(given, kind, what)  # noqa: E731
@@ -110,7 +110,7 @@ def _cell(context: Context, column: ColumnSchema) -> Callable[[Cell], Expression
             try:
                 if tree.kind == "number":
                     if numeric:
-                        return Literal(convert(python_number(str(given))), kind)
+                        return Literal(convert(rounded(python_number(str(given)), kind)), kind)
                 elif tree.kind == "string":
                     return Literal(text(given), kind)
                 elif tree.kind == "null":

@@ -4,11 +4,11 @@ A string in quotes and a parameter have no type of their own: they take that of 
 """
 
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, Final
 
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.tables import values
+from topics_service.engine.tables import casts, functions, values
 from topics_service.engine.tables.errors import invalid_value
 from topics_service.engine.tables.expressions import (
     Binary,
@@ -24,24 +24,21 @@ from topics_service.engine.tables.expressions import (
     Literal,
     Parameter,
     Unary,
+    type_of,
 )
+from topics_service.engine.tables.functions import Form, Volatility
 from topics_service.engine.tables.types import Kind, Type
 from topics_sql import syntax
-from topics_sql.binding import functions
 from topics_sql.binding.scope import Context, Relation, find_column
 from topics_sql.binding.types import (
     BIGINT,
     BOOLEAN,
+    DATE,
     DECIMAL,
     DOUBLE,
-    FLOATS,
     INTEGER,
-    INTEGERS,
     JSON,
     TEXT,
-    common,
-    is_numeric,
-    promoted,
     resolve,
     without_bounds,
 )
@@ -49,17 +46,17 @@ from topics_sql.syntax import Tree
 from topics_sql.tokens import words
 
 MAX_DIGITS: Final = 400
-ORDERED_ONLY: Final = frozenset({"<", "<=", ">", ">="})
 AGGREGATES: Final = words(
-    """any_value approx_count_distinct array_agg avg bool_and bool_or corr count every first group_concat json_agg
-    jsonb_agg last listagg max median min mode stddev stddev_pop stddev_samp string_agg sum var_pop var_samp variance"""
+    """any_value approx_count_distinct array_agg avg bit_and bit_or bool_and bool_or corr count every first group_concat
+    json_agg json_object_agg jsonb_agg jsonb_object_agg last listagg max median min mode percentile_cont stddev
+    stddev_pop stddev_samp string_agg sum var_pop var_samp variance"""
 )
 
 
 class Expressions:
     """Binds expressions over some relations.
 
-    `stable` false: only immutable functions (routes, checks). `parameters` false: no `$1` (definitions).
+    `volatile` false: only immutable functions (routes, checks). `parameters` false: no `$1` (definitions).
     """
 
     def __init__(
@@ -73,15 +70,17 @@ class Expressions:
     # -------------------------------------------------------------------- entries
 
     def value(self, tree: Tree) -> Expression:
-        """Bind an expression of any type."""
+        """Bind an expression of any type; a string alone is TEXT."""
         bound = self.bind(tree)
-        if bound.__class__ is Literal and bound.type is None and bound.value is not None:
-            return Literal(bound.value, TEXT)
-        return bound
+        return Literal(bound.value, TEXT) if is_untyped_text(bound) and isinstance(bound, Literal) else bound
 
     def condition(self, tree: Tree) -> Expression:
         """Bind a condition. Raises `invalid_value` if it is not BOOLEAN."""
-        return self._boolean(self.bind(tree), tree.at)
+        bound = self.settle(self.bind(tree), BOOLEAN, tree.at)
+        kind = type_of(bound)
+        if kind is not None and kind.kind is not Kind.BOOLEAN:
+            raise self._mismatch(tree.at, f"a condition is BOOLEAN, not {kind.name}")
+        return bound
 
     def whole_number(self, tree: Tree, what: str) -> Expression:
         """Bind the number of LIMIT and OFFSET."""
@@ -89,7 +88,7 @@ class Expressions:
         if isinstance(bound, Literal) and isinstance(bound.value, int) and bound.value < 0:
             raise self.context.refuse(tree.at, f"{what} must not be negative", Reason.INVALID_VALUE, "2201W")
         kind = type_of(bound)
-        if kind is not None and kind.kind not in INTEGERS:
+        if kind is not None and kind.kind not in casts.INTEGERS:
             raise self._mismatch(tree.at, f"{what} is a whole number, not {kind.name}")
         return bound
 
@@ -99,20 +98,19 @@ class Expressions:
 
     def assign(self, bound: Expression, target: Type, what: str, at: int) -> Expression:
         """Fit a value to the type of a column. Raises `invalid_value`."""
-        if isinstance(bound, Literal) and (bound.type is None or is_numeric(bound.type)):
+        kind = type_of(bound)
+        if isinstance(bound, Literal):
             with self.context.placed(at):
-                if bound.type is None:
-                    text = bound.value
-                    return Literal(None if text is None else values.from_text(text, target, what), target)
-                if is_numeric(target):
-                    return Literal(values.coerce(bound.value, target, what), target)
+                if kind is None:
+                    return Literal(None if bound.value is None else values.from_text(bound.value, target, what), target)
+                if kind.kind in casts.NUMBERS and target.kind in casts.NUMBERS:
+                    return Literal(values.coerce(rounded(bound.value, target), target, what), target)
         bound = self.settle(bound, target, at)
         kind = type_of(bound)
         if kind is None or kind.kind is target.kind:
             return bound
-        numbers = is_numeric(kind) and is_numeric(target)
-        days = {kind.kind, target.kind} == {Kind.DATE, Kind.TIMESTAMP}
-        if numbers or days or target.kind is Kind.TEXT:
+        kinds = {kind.kind, target.kind}
+        if kinds <= casts.NUMBERS or kinds == {Kind.DATE, Kind.TIMESTAMP} or target.kind is Kind.TEXT:
             return Cast(bound, target)
         raise self._mismatch(at, f"{what} is {target.name}, not {kind.name}: cast the value")
 
@@ -123,256 +121,193 @@ class Expressions:
         return BINDERS[tree.__class__](self, tree)
 
     def constant(self, tree: syntax.Constant) -> Expression:
+        """Bind a literal."""
         if tree.kind == "number":
             with self.context.placed(tree.at):
-                return number(str(tree.value))
+                return typed_number(python_number(str(tree.value)))
         return Literal(tree.value, BOOLEAN if tree.kind == "boolean" else None)
 
     def parameter(self, tree: syntax.Parameter) -> Expression:
+        """Bind `$1`."""
         if not self._parameters:
             raise self.context.refuse(tree.at, "a definition has no parameters", Reason.INVALID_REQUEST, "42P02")
         self.context.use_parameter(tree.number, tree.at)
         return Parameter(tree.number)
 
     def name(self, tree: syntax.Name) -> Expression:
+        """Bind a column."""
         return find_column(self.context, self.relations, tree.parts, tree.at)
 
     def prefix(self, tree: syntax.Prefix) -> Expression:
+        """Bind NOT and signs; the sign of a number is part of it."""
         if tree.op == "not":
             return Unary("not", self.condition(tree.operand), BOOLEAN)
         operand = self.bind(tree.operand)
-        if isinstance(operand, Literal) and isinstance(operand.value, int | Decimal) and is_numeric(operand.type):
-            return typed_number(-operand.value if tree.op == "-" else operand.value)
-        operand = self.settle(operand, DOUBLE if isinstance(operand, Literal) else BIGINT, tree.operand.at)
         kind = type_of(operand)
-        if kind is not None and not is_numeric(kind):
+        if isinstance(operand, Literal) and kind is not None and kind.kind in casts.NUMBERS:
+            return typed_number(-operand.value if tree.op == "-" else operand.value)
+        if kind is None:
+            kind = DOUBLE if isinstance(operand, Literal) else BIGINT
+            operand = self.settle(operand, kind, tree.operand.at)
+        if kind.kind not in casts.NUMBERS:
             raise self._mismatch(tree.at, f"{tree.op} takes a number, not {kind.name}")
-        return Unary("-", operand, kind) if tree.op == "-" else operand
+        return Unary("-", operand, without_bounds(kind)) if tree.op == "-" else operand
 
     def infix(self, tree: syntax.Infix) -> Expression:
+        """Bind AND, OR, comparisons, arithmetic and `||`."""
         op = tree.op
         if op in ("and", "or"):
             return Binary(op, self.condition(tree.left), self.condition(tree.right), BOOLEAN)
         left, right = self.bind(tree.left), self.bind(tree.right)
+        return self._binary(op, left, right, tree.at, tree.left.at, tree.right.at)
+
+    def _binary(self, op: str, left: Expression, right: Expression, at: int, left_at: int, right_at: int) -> Expression:
+        left_type, right_type = type_of(left), type_of(right)
+        if left_type is None:
+            left = self.settle_beside(left, op, right, left_at)
+        if right_type is None:
+            right = self.settle_beside(right, op, left, right_at)
+        with self.context.placed(at):
+            return Binary(op, left, right, functions.operator(op, type_of(left), type_of(right)))
+
+    def settle_beside(self, bound: Expression, op: str, other: Expression, at: int) -> Expression:
+        """Give a string or a parameter the type that it has beside another operand."""
+        kind = type_of(other)
         if op == "||":
-            return self._concatenation(left, right, tree)
-        if op in ("+", "-", "*", "/", "%"):
-            return self._arithmetic(op, left, right, tree)
-        left, right = self._alike(left, right, tree)
-        return Binary(op, left, right, BOOLEAN)
+            kind = kind if kind is not None and kind.kind is Kind.BYTES else TEXT
+        elif kind is None:
+            if is_untyped_text(bound) or is_untyped_text(other):
+                kind = TEXT if op in functions.COMPARISONS else BIGINT
+            elif op not in functions.COMPARISONS:
+                kind = BIGINT
+        elif op == "+" and kind.kind is Kind.DATE:
+            kind = INTEGER
+        elif op == "-" and kind.kind is Kind.DATE and is_untyped_text(bound):
+            kind = DATE
+        return bound if kind is None else self.settle(bound, without_bounds(kind), at)
 
     def is_(self, tree: syntax.Is) -> Expression:
+        """Bind IS NULL, IS TRUE and so on."""
         if tree.what == "null":
             return IsNull(self.value(tree.operand), tree.negated)
         return IsTruth(self.condition(tree.operand), tree.what == "true", tree.negated)
 
     def in_(self, tree: syntax.In) -> Expression:
+        """Bind IN with a list."""
         operand = self.bind(tree.operand)
         items = [self.bind(item) for item in tree.items]
         if type_of(operand) is None:
-            kind = next((kind for kind in map(type_of, items) if kind is not None), None)
-            if kind is None and any(isinstance(each, Literal) and each.value is not None for each in (operand, *items)):
-                kind = TEXT
-            if kind is not None:
-                operand = self.settle(operand, without_bounds(kind), tree.operand.at)
-        bound = []
-        for item, each in zip(items, tree.items, strict=True):
-            operand, right = self._alike_at(operand, item, tree.operand.at, each.at, "=")
-            bound.append(right)
-        return InList(operand, tuple(bound), tree.negated)
+            known = next((item for item in items if type_of(item) is not None), None)
+            known = known or next((item for item in items if is_untyped_text(item)), operand)
+            operand = self.settle_beside(operand, "=", known, tree.operand.at)
+        for place, (item, each) in enumerate(zip(items, tree.items, strict=True)):
+            if type_of(item) is None:
+                items[place] = self.settle_beside(item, "=", operand, each.at)
+            else:
+                with self.context.placed(each.at):
+                    functions.operator("=", type_of(operand), type_of(item))
+        return InList(operand, tuple(items), tree.negated)
 
     def like(self, tree: syntax.Like) -> Expression:
-        operand = self._text(self.bind(tree.operand), tree.operand.at, "LIKE")
-        pattern = self._text(self.bind(tree.pattern), tree.pattern.at, "LIKE")
+        """Bind LIKE and ILIKE."""
+        operand, pattern = self._text(tree.operand), self._text(tree.pattern)
         return Like(operand, pattern, tree.ignore_case, tree.negated, tree.escape)
 
+    def _text(self, tree: Tree) -> Expression:
+        bound = self.settle(self.bind(tree), TEXT, tree.at)
+        kind = type_of(bound)
+        if kind is not None and kind.kind is not Kind.TEXT:
+            message = f"LIKE takes TEXT, not {kind.name}: cast it"
+            raise self.context.refuse(tree.at, message, Reason.FUNCTION_NOT_FOUND)
+        return bound
+
     def case(self, tree: syntax.Case) -> Expression:
-        operand = None if tree.operand is None else self.bind(tree.operand)
+        """Bind CASE; that with an operand becomes comparisons with it."""
         conditions: list[Expression] = []
-        for when, _ in tree.branches:
-            if operand is None or tree.operand is None:
-                conditions.append(self.condition(when))
-            else:
-                left, right = self._alike_at(operand, self.bind(when), tree.operand.at, when.at, "=")
-                conditions.append(Binary("=", left, right, BOOLEAN))
+        if tree.operand is None:
+            conditions = [self.condition(when) for when, _ in tree.branches]
+        else:
+            operand, at = self.bind(tree.operand), tree.operand.at
+            for when, _ in tree.branches:
+                conditions.append(self._binary("=", operand, self.bind(when), when.at, at, when.at))
         trees = [then for _, then in tree.branches] + ([] if tree.otherwise is None else [tree.otherwise])
-        results, kind = self._unified([self.bind(each) for each in trees], trees, "CASE")
+        results, kind = self._alike([self.bind(each) for each in trees], trees, tree.at)
         branches = tuple(zip(conditions, results, strict=False))
-        return Case(branches, results[-1] if tree.otherwise is not None else None, kind)
+        return Case(branches, None if tree.otherwise is None else results[-1], kind)
 
     def cast(self, tree: syntax.Cast) -> Expression:
+        """Bind CAST; that of a string is a literal of the type."""
         target = resolve(self.context.text, tree.type)
-        operand = self.bind(tree.operand)
-        if isinstance(operand, Literal) and operand.type is None:
-            with self.context.placed(tree.operand.at):
-                text = operand.value
-                return Literal(None if text is None else values.from_text(text, target, "the text"), target)
-        operand = self.settle(operand, target, tree.operand.at)
+        operand = self.settle(self.bind(tree.operand), target, tree.operand.at)
         kind = type_of(operand)
         if kind == target:
             return operand
         if isinstance(operand, Literal) and isinstance(operand.value, int) and target.kind is Kind.BIGINT:
-            return Literal(operand.value, target)
-        if kind is not None and not can_cast(kind.kind, target.kind):
-            raise self.context.refuse(
-                tree.at, f"{kind.name} can't be cast to {target.name}", Reason.INVALID_VALUE, "42846"
-            )
+            return Literal(int(operand.value), target)
+        with self.context.placed(tree.at):
+            casts.caster(kind, target)
         return Cast(operand, target)
 
     def json_get(self, tree: syntax.JsonGet) -> Expression:
+        """Bind `->` and `->>`."""
         operand = self.settle(self.bind(tree.operand), JSON, tree.operand.at)
         kind = type_of(operand)
-        if kind is not None and kind.kind is not Kind.JSON:
-            raise self._mismatch(tree.at, f"-> and ->> take JSON, not {kind.name}")
         key = self.settle(self.bind(tree.key), TEXT, tree.key.at)
-        key_type = type_of(key)
-        if key_type is not None and key_type.kind is not Kind.TEXT and key_type.kind not in INTEGERS:
-            raise self._mismatch(tree.key.at, f"the name of a member or an index, not {key_type.name}")
+        key_kind = type_of(key)
+        takes_key = key_kind is None or key_kind.kind is Kind.TEXT or key_kind.kind in casts.INTEGERS
+        if not takes_key or (kind is not None and kind.kind is not Kind.JSON):
+            message = "-> and ->> take JSON and the name of a member or an index"
+            raise self.context.refuse(tree.at, message, Reason.FUNCTION_NOT_FOUND)
         return JsonGet(operand, key, TEXT if tree.as_text else JSON)
 
     def call(self, tree: syntax.Call) -> Expression:
+        """Bind a function."""
         name = tree.function
-        if name in AGGREGATES:
+        function = functions.FUNCTIONS.get(name)
+        if function is None and name in AGGREGATES:
             what = "count(*) beside other columns is" if tree.star else "aggregates but count(*) are"
             raise self.context.refuse(tree.at, f"{what} not supported", Reason.UNSUPPORTED_SQL)
         if tree.star or tree.distinct:
             raise self.context.refuse(tree.at, f"{name} takes values")
-        function = functions.find(name)
-        if function is None:
-            raise self.context.refuse(tree.at, f"function {name} does not exist", Reason.FUNCTION_NOT_FOUND)
-        if not self._volatile and not function.immutable:
+        if function is not None and not self._volatile and function.volatility is not Volatility.IMMUTABLE:
             message = f"{name}() may not be used here: its result is not always the same"
             raise self.context.refuse(tree.at, message, Reason.UNSUPPORTED_SQL, "42P17")
         arguments = [self.bind(each) for each in tree.arguments]
-        if function.unified:
-            arguments, _ = self._unified(arguments, tree.arguments, name)
-        else:
-            for position, each in enumerate(tree.arguments):
-                kind = function.argument(position)
-                arguments[position] = self.settle(
-                    arguments[position], kind or TEXT, each.at, only_literals=kind is None
-                )
+        if function is not None and function.form is Form.COMMON:
+            arguments, _ = self._alike(arguments, tree.arguments, tree.at)
         with self.context.placed(tree.at):
-            result = functions.result(name, [type_of(each) for each in arguments])
-        return Call(name, tuple(arguments), result)
+            found = functions.resolve(name, [type_of(each) for each in arguments])
+        for place, (each, wanted) in enumerate(zip(tree.arguments, found.arguments, strict=True)):
+            if wanted is not None or is_untyped_text(arguments[place]):
+                arguments[place] = self.settle(arguments[place], wanted or TEXT, each.at)
+        return Call(name, tuple(arguments), found.result)
 
     # --------------------------------------------------------------------- typing
 
-    def settle(self, bound: Expression, kind: Type, at: int, *, only_literals: bool = False) -> Expression:
-        """Give a type to a string or a parameter that has none."""
+    def settle(self, bound: Expression, kind: Type, at: int) -> Expression:
+        """Give a type to a string, a NULL or a parameter that has none."""
         if isinstance(bound, Literal):
             if bound.type is None:
-                if bound.value is None:
-                    return Literal(None, kind)
                 with self.context.placed(at):
-                    return Literal(values.from_text(bound.value, kind, "the text"), kind)
-        elif isinstance(bound, Parameter) and bound.type is None and not only_literals:
+                    value = None if bound.value is None else values.from_text(bound.value, kind, "the text")
+                    return Literal(value, kind)
+        elif isinstance(bound, Parameter) and bound.type is None:
             self.context.type_parameter(bound.number, kind, at)
             return Parameter(bound.number, kind)
         return bound
 
-    def _alike(self, left: Expression, right: Expression, tree: syntax.Infix) -> tuple[Expression, Expression]:
-        return self._alike_at(left, right, tree.left.at, tree.right.at, tree.op)
-
-    def _alike_at(
-        self, left: Expression, right: Expression, left_at: int, right_at: int, op: str
-    ) -> tuple[Expression, Expression]:
-        """Make two values comparable."""
-        left_type, right_type = type_of(left), type_of(right)
-        if left_type is None and right_type is None:
-            if any(isinstance(each, Literal) and each.value is not None for each in (left, right)):
-                left, right = self.settle(left, TEXT, left_at), self.settle(right, TEXT, right_at)
-            return left, right
-        if left_type is None:
-            assert right_type is not None
-            return self.settle(left, without_bounds(right_type), left_at), right
-        if right_type is None:
-            return left, self.settle(right, without_bounds(left_type), right_at)
-        if left_type.kind is right_type.kind:
-            if left_type.kind is Kind.JSON and op in ORDERED_ONLY:
-                raise self._mismatch(right_at, "JSON has no order: compare what ->> gives")
-            return left, right
-        both = common(left_type, right_type)
-        if both is None:
-            raise self._mismatch(right_at, f"{left_type.name} and {right_type.name} can't be compared: cast one")
-        if is_numeric(both) and both.kind not in FLOATS:
-            return left, right
-        return self._to(left, both), self._to(right, both)
-
-    def _to(self, bound: Expression, kind: Type) -> Expression:
-        """Convert a value to a type that it has in common with another."""
-        own = type_of(bound)
-        if own is None or own.kind is kind.kind or (own.kind in FLOATS and kind.kind in FLOATS):
-            return bound
-        if isinstance(bound, Literal) and isinstance(bound.value, int | Decimal) and kind.kind in FLOATS:
-            return Literal(float(bound.value), kind)
-        return Cast(bound, kind)
-
-    def _boolean(self, bound: Expression, at: int) -> Expression:
-        bound = self.settle(bound, BOOLEAN, at)
-        kind = type_of(bound)
-        if kind is not None and kind.kind is not Kind.BOOLEAN:
-            raise self._mismatch(at, f"a condition is BOOLEAN, not {kind.name}")
-        return bound
-
-    def _text(self, bound: Expression, at: int, what: str) -> Expression:
-        bound = self.settle(bound, TEXT, at)
-        kind = type_of(bound)
-        if kind is not None and kind.kind is not Kind.TEXT:
-            raise self._mismatch(at, f"{what} takes TEXT, not {kind.name}: cast it")
-        return bound
-
-    def _concatenation(self, left: Expression, right: Expression, tree: syntax.Infix) -> Expression:
-        kinds = [kind.kind for kind in (type_of(left), type_of(right)) if kind is not None]
-        if Kind.BYTES in kinds and Kind.TEXT not in kinds and len(set(kinds)) == 1:
-            kind = Type(Kind.BYTES)
-            return Binary("||", self.settle(left, kind, tree.left.at), self.settle(right, kind, tree.right.at), kind)
-        if Kind.JSON in kinds and Kind.TEXT not in kinds:
-            raise self.context.refuse(tree.at, "|| of JSON is not supported", Reason.UNSUPPORTED_SQL)
-        sides = []
-        for bound, each in ((left, tree.left), (right, tree.right)):
-            bound = self.settle(bound, TEXT, each.at)
-            own = type_of(bound)
-            sides.append(bound if own is None or own.kind is Kind.TEXT else Cast(bound, TEXT))
-        return Binary("||", sides[0], sides[1], TEXT)
-
-    def _arithmetic(self, op: str, left: Expression, right: Expression, tree: syntax.Infix) -> Expression:
-        left_type, right_type = type_of(left), type_of(right)
-        if left_type is None:
-            left = self.settle(left, without_bounds(right_type or BIGINT), tree.left.at)
-        if right_type is None:
-            right = self.settle(right, without_bounds(type_of(left) or BIGINT), tree.right.at)
-        left_type, right_type = type_of(left), type_of(right)
-        if left_type is None or right_type is None or not is_numeric(left_type) or not is_numeric(right_type):
-            named = " and ".join("NULL" if kind is None else kind.name for kind in (left_type, right_type))
-            raise self._mismatch(tree.at, f"{op} takes numbers, not {named}")
-        result = promoted(left_type, right_type)
-        if result.kind in FLOATS:
-            if op == "%":
-                raise self._mismatch(tree.at, "% takes whole numbers or DECIMAL")
-            left, right = self._to(left, result), self._to(right, result)
-        return Binary(op, left, right, result)
-
-    def _unified(
-        self, bound: Sequence[Expression], trees: Sequence[Tree], what: str
+    def _alike(
+        self, bound: Sequence[Expression], trees: Sequence[Tree], at: int
     ) -> tuple[list[Expression], Type | None]:
         """Bring values to one type: branches of CASE, arguments of COALESCE."""
-        kind: Type | None = None
-        for each, tree in zip(bound, trees, strict=True):
-            own = type_of(each)
-            if own is None:
-                continue
-            both = own if kind is None else common(kind, own)
-            if both is None:
-                assert kind is not None
-                raise self._mismatch(tree.at, f"{what} can't be {kind.name} and {own.name}: cast one")
-            kind = both
-        if kind is None and any(isinstance(each, Literal) and each.value is not None for each in bound):
+        with self.context.placed(at):
+            kind = casts.common([type_of(each) for each in bound])
+        if kind is None and any(is_untyped_text(each) for each in bound):
             kind = TEXT
         if kind is None:
             return list(bound), None
         wide = without_bounds(kind)
-        return [self._to(self.settle(each, wide, tree.at), kind) for each, tree in zip(bound, trees, strict=True)], kind
+        return [self.settle(each, wide, tree.at) for each, tree in zip(bound, trees, strict=True)], kind
 
     def _mismatch(self, at: int, message: str) -> TopicsError:
         return self.context.refuse(at, message, Reason.INVALID_VALUE, "42804")
@@ -394,31 +329,24 @@ BINDERS: Final[dict[type, Callable[[Expressions, Any], Expression]]] = {
 }
 
 
-def type_of(bound: Expression) -> Type | None:
-    """The type of an expression."""
-    if isinstance(bound, IsNull | IsTruth | InList | Like):
-        return BOOLEAN
-    return bound.type
-
-
-def number(text: str) -> Literal:
-    """The literal of a number: INTEGER, BIGINT or DECIMAL. Raises `invalid_value` for one beyond all."""
-    return typed_number(python_number(text))
+def is_untyped_text(bound: Expression) -> bool:
+    """Tell whether an expression is a string that has met no type yet."""
+    return isinstance(bound, Literal) and bound.type is None and bound.value is not None
 
 
 def python_number(text: str) -> int | Decimal:
-    """A number of the text. Raises `invalid_value` for one beyond all types."""
+    """Read a number of the text. Raises `invalid_value` for one beyond all types."""
     if len(text) <= MAX_DIGITS:
-        if text.isdecimal() or (text[1:].isdecimal() and text[0] == "-"):
+        if text.isdecimal() or (text[0] == "-" and text[1:].isdecimal()):
             return int(text)
-        value = Decimal(text)
-        if abs(value.adjusted()) <= MAX_DIGITS:
-            return value
+        exponent = text.lower().partition("e")[2]
+        if not exponent or abs(int(exponent)) <= MAX_DIGITS:
+            return Decimal(text)
     raise invalid_value(f"the number {text[:40]} is out of range", out_of_range=True)
 
 
 def typed_number(value: int | Decimal) -> Literal:
-    """The literal of a number."""
+    """Make the literal of a number: INTEGER, BIGINT or DECIMAL."""
     if isinstance(value, int):
         if -(1 << 31) <= value < 1 << 31:
             return Literal(value, INTEGER)
@@ -428,19 +356,8 @@ def typed_number(value: int | Decimal) -> Literal:
     return Literal(value, DECIMAL)
 
 
-def can_cast(source: Kind, target: Kind) -> bool:
-    """Return whether CAST goes from one kind to the other."""
-    if source is target or Kind.TEXT in (source, target):
-        return True
-    if is_numeric(Type(source)) and is_numeric(Type(target)):
-        return True
-    return (source, target) in CASTS
-
-
-CASTS: Final = frozenset(
-    {
-        (Kind.DATE, Kind.TIMESTAMP), (Kind.TIMESTAMP, Kind.DATE), (Kind.TIMESTAMP, Kind.TIME),
-        (Kind.BOOLEAN, Kind.INTEGER), (Kind.INTEGER, Kind.BOOLEAN),
-        *((Kind.JSON, kind) for kind in (*INTEGERS, *FLOATS, Kind.DECIMAL, Kind.BOOLEAN)),
-    }
-)  # fmt: skip
+def rounded(value: Any, target: Type) -> Any:
+    """Round a number that goes into a column of integers, half away from zero."""
+    if isinstance(value, Decimal) and target.kind in casts.INTEGERS:
+        return value.to_integral_value(ROUND_HALF_UP)
+    return value

@@ -5,11 +5,11 @@ from typing import Final
 
 from topics_service.engine.errors import Reason
 from topics_service.engine.tables import plans
-from topics_service.engine.tables.expressions import Binary, Column, Expression, Literal
+from topics_service.engine.tables.expressions import Binary, Column, Expression, Literal, type_of
 from topics_service.engine.tables.model import RESERVED_NAMESPACES, Table
 from topics_sql import syntax
 from topics_sql.binding.access import choose, conjuncts, joined
-from topics_sql.binding.expressions import Expressions, type_of
+from topics_sql.binding.expressions import Expressions
 from topics_sql.binding.scope import SYSTEM, Context, Relation, relation
 from topics_sql.binding.types import BIGINT
 from topics_sql.syntax import Tree

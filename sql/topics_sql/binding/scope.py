@@ -7,11 +7,11 @@ from typing import Final
 from msgspec import Struct, field
 
 from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.tables.casts import NUMBERS, common
 from topics_service.engine.tables.expressions import Column, Side
 from topics_service.engine.tables.model import RESERVED_NAMESPACES, Table, TableName
 from topics_service.engine.tables.schema import Schema
 from topics_service.engine.tables.types import Type
-from topics_sql.binding.types import common, is_numeric
 from topics_sql.syntax import ObjectName
 from topics_sql.tokens import place_of, refuse
 
@@ -75,15 +75,14 @@ class Context(Struct):
         if known is None or known == kind:
             self.parameters[number] = kind
             return
-        both = common(known, kind)
-        if both is None:
+        if known.kind is not kind.kind and not {known.kind, kind.kind} <= NUMBERS:
             raise self.refuse(
                 at,
                 f"${number} is {known.name} in one place and {kind.name} here: cast it",
                 Reason.INVALID_VALUE,
                 "42P08",
             )
-        self.parameters[number] = both if is_numeric(both) else Type(both.kind)
+        self.parameters[number] = common([Type(known.kind), Type(kind.kind)])
 
     def parameter_types(self) -> tuple[Type | None, ...]:
         """The types of all parameters. Raises `invalid_request` if a number is left out."""

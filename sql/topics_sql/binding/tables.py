@@ -68,7 +68,7 @@ def new_name(context: Context, at: int, full: TableName) -> TableName:
 
 def _column(context: Context, definition: syntax.ColumnDefinition, number: int) -> ColumnSchema:
     serial = definition.type.name in SERIALS and not definition.type.arguments
-    kind = BIGINT if serial else _stored(resolve(context.text, definition.type))
+    kind = BIGINT if serial else resolve(context.text, definition.type)
     default, text = _default(context, definition.default, kind, definition.name)
     if definition.identity or serial:
         if kind.kind is not Kind.BIGINT:
@@ -79,11 +79,6 @@ def _column(context: Context, definition: syntax.ColumnDefinition, number: int) 
         default, text = Call("snowflake_id", (), BIGINT), SNOWFLAKE
     not_null = definition.not_null or definition.primary_key or definition.identity or serial
     return ColumnSchema(number, definition.name, kind, not_null, default, text)
-
-
-def _stored(kind: Type) -> Type:
-    """The type of a column: DECIMAL alone has room for most numbers, since keys and files need a scale."""
-    return Type(Kind.DECIMAL, precision=38, scale=9) if kind.kind is Kind.DECIMAL and not kind.precision else kind
 
 
 def _default(context: Context, span: syntax.Span | None, kind: Type, name: str) -> tuple[Expression | None, str]:
@@ -205,7 +200,7 @@ def alter_table(context: Context, tree: syntax.AlterTable) -> plans.Action:
             raise _column_exists(context, table, change.name)
         return plans.RenameColumn(table, column.id, change.name.name)
     if isinstance(change, syntax.ChangeType):
-        return plans.ChangeType(table, column.id, _stored(resolve(context.text, change.type)))
+        return plans.ChangeType(table, column.id, resolve(context.text, change.type))
     default, text = _default(context, change.default, column.type, column.name)
     return plans.SetDefault(table, column.id, default, text)
 

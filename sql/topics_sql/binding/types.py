@@ -7,9 +7,6 @@ from topics_service.engine.tables.types import Kind, Type
 from topics_sql.syntax import TypeName
 from topics_sql.tokens import refuse
 
-INTEGERS: Final = (Kind.SMALLINT, Kind.INTEGER, Kind.BIGINT)
-FLOATS: Final = (Kind.REAL, Kind.DOUBLE)
-NUMERIC: Final = frozenset({*INTEGERS, *FLOATS, Kind.DECIMAL})
 MAX_PRECISION: Final = 38
 MAX_LENGTH: Final = 10_485_760
 
@@ -72,33 +69,3 @@ def resolve(text: str, name: TypeName) -> Type:
 def without_bounds(kind: Type) -> Type:
     """The type without length, precision and scale: what a value is compared as."""
     return Type(kind.kind) if kind.length or kind.precision else kind
-
-
-def is_numeric(kind: Type | None) -> bool:
-    """Return whether values of the type are numbers."""
-    return kind is not None and kind.kind in NUMERIC
-
-
-def promoted(left: Type, right: Type) -> Type:
-    """The type that two types of numbers have in common, as in PostgreSQL."""
-    kinds = (left.kind, right.kind)
-    if left.kind is right.kind:
-        return Type(left.kind)
-    if any(kind in FLOATS for kind in kinds):
-        return DOUBLE
-    if Kind.DECIMAL in kinds:
-        return DECIMAL
-    return Type(max(kinds, key=INTEGERS.index))
-
-
-def common(left: Type, right: Type) -> Type | None:
-    """The type of two branches of an expression; None if they have none in common."""
-    if left == right:
-        return left
-    if is_numeric(left) and is_numeric(right):
-        return promoted(left, right)
-    if left.kind is right.kind:
-        return Type(left.kind)
-    if {left.kind, right.kind} == {Kind.DATE, Kind.TIMESTAMP}:
-        return TIMESTAMP
-    return None
