@@ -1,6 +1,6 @@
 """A store in memory: for tests, the simulator and the records of `ephemeral` topics."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from weakref import WeakSet
 
@@ -28,6 +28,10 @@ class MemoryBatch:
     def delete(self, family: Family, key: bytes) -> None:
         """See WriteBatch."""
         self.changes.append((family, key, None, None))
+
+    def apply(self, family: Family, changes: Mapping[bytes, bytes | None]) -> None:
+        """See WriteBatch."""
+        self.changes += [(family, key, value, None) for key, value in changes.items()]
 
     def delete_range(self, family: Family, start: bytes, stop: bytes) -> None:
         """See WriteBatch."""

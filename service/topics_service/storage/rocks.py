@@ -80,6 +80,15 @@ class RocksBatch:
         """See WriteBatch."""
         self.raw.delete(key, self._handles[family])
 
+    def apply(self, family: Family, changes: Mapping[bytes, bytes | None]) -> None:
+        """See WriteBatch."""
+        put, delete, handle = self.raw.put, self.raw.delete, self._handles[family]
+        for key, value in changes.items():
+            if value is None:
+                delete(key, handle)
+            else:
+                put(key, value, handle)
+
     def delete_range(self, family: Family, start: bytes, stop: bytes) -> None:
         """See WriteBatch."""
         self.raw.delete_range(start, stop, self._handles[family])

@@ -1,6 +1,6 @@
 """The ordered store that the engine writes to: the protocol and its guarantees."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import Protocol
 
@@ -60,6 +60,10 @@ class WriteBatch(Protocol):
 
     def delete(self, family: Family, key: bytes) -> None:
         """Remove a row; an absent one is fine."""
+        ...
+
+    def apply(self, family: Family, changes: Mapping[bytes, bytes | None]) -> None:
+        """Set many rows, and remove those whose value is None."""
         ...
 
     def delete_range(self, family: Family, start: bytes, stop: bytes) -> None:

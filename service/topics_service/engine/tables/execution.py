@@ -1,5 +1,6 @@
 """Statements that change rows, compiled from their plans."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Final, Protocol
 
@@ -12,8 +13,8 @@ from topics_service.engine.tables.outcomes import Outcome, Result
 from topics_service.engine.tables.runtime import Row, TableRuntime
 from topics_service.engine.tables.scanning import Found
 from topics_service.engine.tables.selection import SelectStatement
-from topics_service.engine.tables.staging import MAX_BYTES
-from topics_service.engine.tables.transaction import Clash, TableTransaction
+from topics_service.engine.tables.staging import MAX_BYTES, Clash
+from topics_service.engine.tables.transaction import TableTransaction
 from topics_service.engine.tables.types import Value
 
 CHANGES_A_SLICE: Final = 256
@@ -30,8 +31,8 @@ Make = Callable[[Sequence[Value]], Row]
 class Statement(Protocol):
     """A compiled plan that runs in a transaction."""
 
-    def run(self, tx: TableTransaction, parameters: Sequence[Value]) -> Steps:
-        """Run it in slices."""
+    def run(self, tx: TableTransaction, rows: Sequence[Sequence[Value]]) -> Steps:
+        """Run it in slices, for each of these rows of parameters."""
         ...
 
 
@@ -64,36 +65,34 @@ class InsertStatement:
         self._returning = Returning(runtime, action.returning)
         self._conflict = None if action.conflict is None else _Conflict(runtime, action.conflict)
 
-    def run(self, tx: TableTransaction, parameters: Sequence[Value]) -> Steps:
+    def run(self, tx: TableTransaction, rows: Sequence[Sequence[Value]]) -> Steps:
         """See Statement."""
-        tx.touch(self._runtime.table)
-        if self._select is None:
-            rows: Iterable[Row] = (make(parameters) for make in self._makers)
-        else:
-            rows = yield from self._selected(tx, parameters)
-        result, count = self._returning.collect(), 0
-        for number, row in enumerate(rows, 1):
-            if not number % CHANGES_A_SLICE:
-                yield
-            inserted = self._insert(tx, row, parameters)
-            if inserted is not None:
-                count += 1
-                if result is not None:
-                    self._returning.add(result, inserted, None, parameters)
+        runtime, returning, insert, check = self._runtime, self._returning, tx.insert, self._runtime.check
+        tx.touch(runtime.table)
+        result, number, count = returning.collect(), 0, 0
+        for parameters in rows:
+            made = self._made(parameters) if self._select is None else (yield from self._selected(tx, parameters))
+            for row in made:
+                number += 1
+                if not number % CHANGES_A_SLICE:
+                    yield
+                check(row)
+                clash = insert(runtime, row)
+                done = row if clash is None else self._resolve(tx, row, clash, parameters)
+                if done is not None:
+                    count += 1
+                    if result is not None:
+                        returning.add(result, done, None, parameters)
         return Outcome(() if result is None else result.rows, count)
 
-    def _insert(self, tx: TableTransaction, row: Row, parameters: Sequence[Value]) -> Row | None:
-        """Insert a row, or do what is to be done about the one that has its key; return the row that is there now."""
-        runtime = self._runtime
-        runtime.check(row)
-        key, heads = runtime.key(row), [index.head(row) for index in runtime.indexes]
-        clash = tx.clash(runtime, key, heads, row)
-        if clash is None:
-            tx.insert(runtime, row, heads, key)
-            return row
+    def _made(self, parameters: Sequence[Value]) -> Iterable[Row]:
+        return [make(parameters) for make in self._makers]
+
+    def _resolve(self, tx: TableTransaction, row: Row, clash: Clash, parameters: Sequence[Value]) -> Row | None:
+        """Do what is to be done about a row that has the key of another; return what became of it."""
         if self._conflict is None:
-            raise runtime.taken(clash.of, row)
-        return self._conflict.resolve(tx, row, heads, clash, parameters)
+            raise self._runtime.taken(clash.of, row)
+        return self._conflict.resolve(tx, row, clash, parameters)
 
     def _selected(self, tx: TableTransaction, parameters: Sequence[Value]) -> Generator[None, None, list[Row]]:
         assert self._select is not None
@@ -131,18 +130,18 @@ class _Conflict:
         self._assign = None if conflict.assignments is None else _assigner(runtime, conflict.assignments)
         self._matches = None if conflict.filter is None else runtime.matcher(conflict.filter)
 
-    def resolve(
-        self, tx: TableTransaction, row: Row, heads: Sequence[bytes], clash: Clash, parameters: Sequence[Value]
-    ) -> Row | None:
+    def resolve(self, tx: TableTransaction, row: Row, clash: Clash, parameters: Sequence[Value]) -> Row | None:
         """Return the row as it was changed, None if nothing happens. Raises for a clash of another key."""
         runtime = self._runtime
         if self._any:
             return None
         if clash.of is not self._index:  # that of the first key in order: the one that is named may clash as well
-            own = None if self._index is None else self._holder(tx, row, heads)
-            if own is None:
+            holder = None
+            if self._index is not None:
+                holder = tx.staged.holder(runtime, self._index, self._index.head(row), row)
+            if holder is None:
                 raise runtime.taken(clash.of, row)
-            clash = own
+            clash = Clash(self._index, holder)
         if self._assign is None:
             return None
         stored = tx.staged.stored(clash.key)
@@ -154,15 +153,8 @@ class _Conflict:
         tx.update(runtime, clash.key, stored, old, new)
         return new
 
-    def _holder(self, tx: TableTransaction, row: Row, heads: Sequence[bytes]) -> Clash | None:
-        for index, head in zip(self._runtime.indexes, heads, strict=True):
-            if index is self._index:
-                key = tx.staged.holder(self._runtime, index, head, row)
-                return None if key is None else Clash(index, key)
-        return None
 
-
-class _Change:
+class _Change(ABC):
     """The rows that an UPDATE or DELETE is about, all found before the first is changed."""
 
     def __init__(self, runtime: TableRuntime, action: plans.Update | plans.Delete) -> None:
@@ -170,6 +162,25 @@ class _Change:
         self._open = scanning.compiled(runtime, action.access)
         self._matches = None if action.filter is None else runtime.matcher(action.filter)
         self._returning = Returning(runtime, action.returning)
+
+    def run(self, tx: TableTransaction, rows: Sequence[Sequence[Value]]) -> Steps:
+        """See Statement."""
+        result, number = self._returning.collect(), 0
+        for at, parameters in enumerate(rows, 1):
+            if not at % READS_A_SLICE:
+                yield
+            for found in (yield from self._found(tx, parameters)):
+                number += 1
+                if not number % CHANGES_A_SLICE:
+                    yield
+                new, old = self._change(tx, found, parameters)
+                if result is not None:
+                    self._returning.add(result, new, old, parameters)
+        return Outcome(() if result is None else result.rows, number)
+
+    @abstractmethod
+    def _change(self, tx: TableTransaction, found: Found, parameters: Sequence[Value]) -> tuple[Row, Row | None]:
+        """Change a row; return the row that there is now, or was, and the one before it."""
 
     def _found(self, tx: TableTransaction, parameters: Sequence[Value]) -> Generator[None, None, list[Found]]:
         matches, rows, nbytes = self._matches, list[Found](), 0
@@ -191,34 +202,20 @@ class UpdateStatement(_Change):
         super().__init__(runtime, action)
         self._assign = _assigner(runtime, action.assignments)
 
-    def run(self, tx: TableTransaction, parameters: Sequence[Value]) -> Steps:
-        """See Statement."""
-        rows = yield from self._found(tx, parameters)
-        result = self._returning.collect()
-        for number, (key, stored, old) in enumerate(rows, 1):
-            if not number % CHANGES_A_SLICE:
-                yield
-            new = self._assign(old, None, parameters)
-            tx.update(self._runtime, key, stored, old, new)
-            if result is not None:
-                self._returning.add(result, new, old, parameters)
-        return Outcome(() if result is None else result.rows, len(rows))
+    def _change(self, tx: TableTransaction, found: Found, parameters: Sequence[Value]) -> tuple[Row, Row | None]:
+        key, stored, old = found
+        new = self._assign(old, None, parameters)
+        tx.update(self._runtime, key, stored, old, new)
+        return new, old
 
 
 class DeleteStatement(_Change):
     """DELETE."""
 
-    def run(self, tx: TableTransaction, parameters: Sequence[Value]) -> Steps:
-        """See Statement."""
-        rows = yield from self._found(tx, parameters)
-        result = self._returning.collect()
-        for number, (key, stored, row) in enumerate(rows, 1):
-            if not number % CHANGES_A_SLICE:
-                yield
-            tx.delete(self._runtime, key, stored, row)
-            if result is not None:
-                self._returning.add(result, row, None, parameters)
-        return Outcome(() if result is None else result.rows, len(rows))
+    def _change(self, tx: TableTransaction, found: Found, parameters: Sequence[Value]) -> tuple[Row, Row | None]:
+        key, stored, row = found
+        tx.delete(self._runtime, key, stored, row)
+        return row, None
 
 
 def _maker(runtime: TableRuntime, places: Sequence[int], row: Sequence[Expression | None]) -> Make:

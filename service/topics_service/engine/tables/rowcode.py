@@ -33,6 +33,12 @@ def encode(version: int, values: Sequence[Value], types: Sequence[Type] = ()) ->
     return version.to_bytes(2, "big") + _ENCODE(values)
 
 
+def encoder(version: int) -> Callable[[Sequence[Value]], bytes]:
+    """The function that makes stored rows of a version: `encode` for many rows."""
+    head, encoded = version.to_bytes(2, "big"), _ENCODE
+    return lambda values: head + encoded(values)
+
+
 class Reader:
     """Stored rows of one table as values in today's order of columns."""
 

@@ -25,7 +25,7 @@ class IndexRuntime:
     The value of an entry is the length of its primary key, so that this is found without reading the values.
     """
 
-    __slots__ = ("columns", "encode", "index", "places", "prefix", "types", "unique")
+    __slots__ = ("columns", "head", "index", "places", "prefix", "types", "unique")
 
     def __init__(self, table: Table, index: Index) -> None:
         places = {column.id: place for place, column in enumerate(table.columns)}
@@ -35,27 +35,29 @@ class IndexRuntime:
         self.columns = [table.columns[place].name for place in self.places]
         self.types = tuple(table.columns[place].type for place in self.places)
         self.prefix = keys.index_prefix(table.number, index.number)
-        self.encode = keycode.encoder(self.types)
-
-    def head(self, row: Sequence[Value]) -> bytes:
-        """The entry of a row up to the primary key."""
-        return self.prefix + self.encode([row[place] for place in self.places])
+        self.head = _prefixed(self.prefix, self.places, keycode.encoder(self.types))
+        """Makes the entry of a row up to the primary key."""
 
 
 class TableRuntime:
-    """See the module. `routed`: its changes have events."""
+    """See the module."""
 
     def __init__(self, table: Table, environment: Environment) -> None:
         places = {column.id: place for place, column in enumerate(table.columns)}
         self.table = table
         self.places = places
         self.environment = environment
-        self.version = len(table.versions) - 1
+        self.is_routed = False
+        """Its changes have events; set from outside."""
         assert table.versions[-1] == tuple(places), "rows are stored in the order of the columns"
         self.prefix = keys.u64(table.number)
         self.key_places = tuple(places[column] for column in table.primary_key)
         self.key_types = tuple(table.columns[place].type for place in self.key_places)
         self.encode_key = keycode.encoder(self.key_types)
+        self.key = _prefixed(self.prefix, self.key_places, self.encode_key)
+        """Makes the key of a row."""
+        self.encode = rowcode.encoder(len(table.versions) - 1)
+        """Makes the stored form of a row."""
         self.read = rowcode.Reader(table).read
         self.indexes = [IndexRuntime(table, index) for index in table.indexes]
         self.unique = [index for index in self.indexes if index.unique]
@@ -94,14 +96,6 @@ class TableRuntime:
         message = f"an index of {self.table.table_id} was dropped since the statement was read: run it again"
         raise sql_error(Reason.TRANSACTION_ERROR, message, sqlstate="40001", table=self.table.table_id)
 
-    def key(self, row: Sequence[Value]) -> bytes:
-        """The key of a row."""
-        return self.prefix + self.encode_key([row[place] for place in self.key_places])
-
-    def encode(self, row: Row) -> bytes:
-        """The stored form of a row."""
-        return rowcode.encode(self.version, row)
-
     def check(self, row: Row) -> None:
         """Raise `not_null_violation` or `check_violation` for a row that the table can't have."""
         for place in self.required:
@@ -127,6 +121,16 @@ class TableRuntime:
         what = ", ".join(columns)
         message = f'a row of {table.table_id} with the same ({what}) exists: unique key "{name}"'
         return sql_error(Reason.UNIQUE_VIOLATION, message, table=table.table_id, constraint=name, columns=columns)
+
+
+def _prefixed(
+    prefix: bytes, places: Sequence[int], encode: Callable[[Sequence[Value]], bytes]
+) -> Callable[[Sequence[Value]], bytes]:
+    """The function that makes a key of some values of a row."""
+    if len(places) == 1:
+        (place,) = places
+        return lambda row: prefix + encode((row[place],))
+    return lambda row: prefix + encode([row[place] for place in places])
 
 
 def key_length(key: bytes) -> bytes:

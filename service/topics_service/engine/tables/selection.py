@@ -209,8 +209,9 @@ class InTransaction:
     def __init__(self, statement: SelectStatement) -> None:
         self.statement = statement
 
-    def run(self, tx: Any, parameters: Sequence[Value]) -> Steps:
+    def run(self, tx: Any, rows: Sequence[Sequence[Value]]) -> Steps:
         """See Statement."""
+        (parameters,) = rows
         return self.statement.run(tx.reader, parameters)
 
 

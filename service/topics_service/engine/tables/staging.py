@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from topics_service.engine.errors import Reason
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables.errors import sql_error
 from topics_service.engine.tables.layers import ABSENT, Absent, KeyOrder
 from topics_service.engine.tables.runtime import IndexRuntime, Row, TableRuntime, key_length, key_of_entry
@@ -15,6 +15,13 @@ MAX_BYTES: Final = 256 << 20
 _ROW_BYTES: Final = 64
 
 Changes = dict[bytes, bytes | None]
+
+
+class Clash(NamedTuple):
+    """A row that has the same unique key as another: the primary key, or that of an index."""
+
+    of: IndexRuntime | None
+    key: bytes
 
 
 class Mark(NamedTuple):
@@ -33,12 +40,13 @@ class Staged:
     `rows_before` and `entries_before` have the values there."""
 
     __slots__ = (
-        "_entry_order", "_holders", "_row_order", "_store", "entries", "entries_before", "nbytes", "rows",
+        "_entry_order", "_get", "_holders", "_row_order", "_store", "entries", "entries_before", "nbytes", "rows",
         "rows_before",
     )  # fmt: skip
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._get = store.get
         self._restore(Mark({}, {}, {}, {}, {}, 0))
 
     # ------------------------------------------------------------------- reading
@@ -68,19 +76,39 @@ class Staged:
 
     # ------------------------------------------------------------------- changing
 
-    def insert(self, runtime: TableRuntime, key: bytes, heads: Sequence[bytes], row: Row) -> None:
-        """Add a row whose keys are free; `heads` are its entries up to the primary key, by index."""
+    def insert(self, runtime: TableRuntime, row: Row) -> Clash | None:
+        """Add a row; if another has one of its unique keys nothing is added, and that is returned."""
+        key = runtime.key(row)
+        if (self.rows[key] if key in self.rows else self._get(Family.ROWS, key)) is not None:
+            return Clash(None, key)
         stored = runtime.encode(row)
-        self.rows[key] = stored
         size = _ROW_BYTES + len(key) + len(stored)
-        if heads:
-            tail, length = key[8:], key_length(key)
-            for index, head in zip(runtime.indexes, heads, strict=True):
-                self.entries[head + tail] = length
+        if runtime.indexes:
+            heads = [index.head(row) for index in runtime.indexes]
+            if runtime.unique:
+                clash = self._clash(runtime, heads, row, key)
+                if clash is not None:
+                    return clash
+            tail, length, entries = key[8:], key_length(key), self.entries
+            for head in heads:
+                entries[head + tail] = length
                 size += _ROW_BYTES + len(head)
-                if index.unique:
-                    self._hold(index, head, row, key)
-        self._count(size)
+        self.rows[key] = stored
+        self.nbytes += size
+        if self.nbytes > MAX_BYTES:
+            raise self._too_large()
+        return None
+
+    def _clash(self, runtime: TableRuntime, heads: Sequence[bytes], row: Row, key: bytes) -> Clash | None:
+        """The first unique index in which another row has the same values; if there is none the row has them now."""
+        indexes = [pair for pair in zip(runtime.indexes, heads, strict=True) if pair[0].unique]
+        for index, head in indexes:
+            holder = self.holder(runtime, index, head, row)
+            if holder is not None:
+                return Clash(index, holder)
+        for index, head in indexes:
+            self._hold(index, head, row, key)
+        return None
 
     def remove(self, runtime: TableRuntime, key: bytes, stored: bytes, row: Row) -> None:
         """Remove a row; `stored` is its form."""
@@ -124,8 +152,11 @@ class Staged:
     def _count(self, size: int) -> None:
         self.nbytes += size
         if self.nbytes > MAX_BYTES:
-            message = f"a transaction changes at most {MAX_BYTES} bytes of rows and index entries"
-            raise sql_error(Reason.RESULT_TOO_LARGE, message, max_bytes=MAX_BYTES)
+            raise self._too_large()
+
+    def _too_large(self) -> TopicsError:
+        message = f"a transaction changes at most {MAX_BYTES} bytes of rows and index entries"
+        return sql_error(Reason.RESULT_TOO_LARGE, message, max_bytes=MAX_BYTES)
 
     # ------------------------------------------------------------------- savepoints
 

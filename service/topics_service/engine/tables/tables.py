@@ -4,7 +4,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Final, Protocol
-from weakref import WeakSet
+from weakref import ref
 
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError
@@ -64,14 +64,16 @@ class Tables:
         self.environment = Environment(now_us=lambda: self._now_us, random=random)
         """The sources of time and chance for functions; the engine sets `message_id`."""
         self._now_us = 0
-        self.catalog = Catalog(writer, topics or NoTopics())
+        topics = topics or NoTopics()
+        topics.on_changed.append(self._rerouted)
+        self.catalog = Catalog(writer, topics)
         self.catalog.on_changed.append(self._forget)
         self.pending = Pending(writer)
         self.routing: Collector | None = None
         self.builds = Builds(self)
         self.definitions = Definitions(self)
         self._runtimes: dict[int, TableRuntime] = {}
-        self._open = WeakSet[TableTransaction]()
+        self._open: ref[TableTransaction] | None = None
         self._statements: OrderedDict[int, tuple[object, TableRuntime | None, execution.Statement]] = OrderedDict()
 
     def load(self) -> None:
@@ -116,7 +118,7 @@ class Tables:
         """Begin a transaction. Raises `internal` when the server is read-only."""
         self.writer.check()
         transaction = TableTransaction(self)
-        self._open.add(transaction)
+        self._open = ref(transaction)
         return transaction
 
     def collect(self) -> Events:
@@ -177,7 +179,8 @@ class Tables:
     @property
     def is_changing(self) -> bool:
         """Return whether a transaction has changes that are not written yet."""
-        return any(transaction.has_changes for transaction in self._open)
+        transaction = None if self._open is None else self._open()
+        return transaction is not None and transaction.has_changes
 
     def runtime(self, table: Table) -> TableRuntime:
         """The compiled form of a table. Raises `table_not_found`, and `transaction_error` (40001) for a plan of
@@ -193,6 +196,7 @@ class Tables:
             raise _stale(table)
         if found is None or found.table is not today:
             found = self._runtimes[number] = TableRuntime(today, self.environment)
+            found.is_routed = bool(self.newest.routes(number))
         return found
 
     def compiled(self, action: plans.Query | plans.Change) -> execution.Statement:
@@ -225,6 +229,11 @@ class Tables:
         source = action.source
         runtime = self.runtime(source.table) if isinstance(source, plans.TableSource) else None
         return SelectStatement(action, runtime, self.environment)
+
+    def _rerouted(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if number in self._runtimes:
+                self._runtimes[number].is_routed = bool(self.newest.routes(number))
 
     def _forget(self, numbers: Iterable[int]) -> None:
         for number in numbers:

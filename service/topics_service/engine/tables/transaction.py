@@ -9,8 +9,8 @@ from topics_service.engine.tables.errors import sql_error
 from topics_service.engine.tables.layers import LayeredReader
 from topics_service.engine.tables.model import Op, Table
 from topics_service.engine.tables.outcomes import Outcome
-from topics_service.engine.tables.runtime import IndexRuntime, Row, TableRuntime
-from topics_service.engine.tables.staging import Mark, Staged
+from topics_service.engine.tables.runtime import Row, TableRuntime
+from topics_service.engine.tables.staging import Clash, Mark, Staged
 from topics_service.engine.tables.types import Value
 from topics_service.engine.transaction import Transaction
 from topics_service.storage.store import Family, Reader
@@ -43,13 +43,6 @@ class Events(Protocol):
     def stage(self, tx: Transaction, now: int) -> bool:
         """Stage one append for each log."""
         ...
-
-
-class Clash(NamedTuple):
-    """A row that has the same unique key as another: the primary key, or that of an index."""
-
-    of: IndexRuntime | None
-    key: bytes
 
 
 class _Savepoint(NamedTuple):
@@ -90,10 +83,14 @@ class TableTransaction:
         Raises `not_null_violation`, `check_violation`, `unique_violation`, `result_too_large`, the errors of
         expressions and of routes.
         """
+        return self.run_many(action, (parameters,))
+
+    def run_many(self, action: plans.Query | plans.Change, rows: Sequence[Sequence[Value]]) -> Steps:
+        """Run a statement for each of these rows of parameters, in order; the outcome is that of all. See `run`."""
         self._check()
         statement = self._tables.compiled(action)
         self._is_failed = True  # until it is done
-        outcome = yield from self._tables.at(self._now_us, statement.run(self, parameters))
+        outcome = yield from self._tables.at(self._now_us, statement.run(self, rows))
         self._is_failed = False
         return outcome
 
@@ -131,14 +128,8 @@ class TableTransaction:
             return tables.pending.ticket(self._touched)
         tables.pending.check()
         with Transaction(tables.writer) as tx:
-            batch = tx.batch
-            for family, changes in ((Family.ROWS, staged.rows), (Family.INDEXES, staged.entries)):
-                put = batch.put
-                for key, value in changes.items():
-                    if value is None:
-                        batch.delete(family, key)
-                    else:
-                        put(family, key, value)
+            tx.batch.apply(Family.ROWS, staged.rows)
+            tx.batch.apply(Family.INDEXES, staged.entries)
             waits = self.events.stage(tx, tables.clock.now_ms())
             waits = waits or any(table.durability == "fsync" for table in self._touched.values())
             waits = bool(tables.pending.ticket(self._touched)) or waits
@@ -167,22 +158,12 @@ class TableTransaction:
 
     # ------------------------------------------------------------------- changing
 
-    def clash(self, runtime: TableRuntime, key: bytes, heads: Sequence[bytes], row: Row) -> Clash | None:
-        """The first of the unique keys of a new row that another row has: the primary key, then in order."""
-        if self.staged.stored(key) is not None:
-            return Clash(None, key)
-        if runtime.unique:
-            for index, head in zip(runtime.indexes, heads, strict=True):
-                if index.unique:
-                    holder = self.staged.holder(runtime, index, head, row)
-                    if holder is not None:
-                        return Clash(index, holder)
-        return None
-
-    def insert(self, runtime: TableRuntime, row: Row, heads: Sequence[bytes], key: bytes) -> None:
-        """Insert a row without a clash."""
-        self.staged.insert(runtime, key, heads, row)
-        self.events.change(runtime.table, Op.INSERT, row, None)
+    def insert(self, runtime: TableRuntime, row: Row) -> Clash | None:
+        """Insert a row that passed its checks; if another has one of its unique keys nothing happens."""
+        clash = self.staged.insert(runtime, row)
+        if clash is None and runtime.is_routed:
+            self.events.change(runtime.table, Op.INSERT, row, None)
+        return clash
 
     def update(self, runtime: TableRuntime, key: bytes, stored: bytes, old: Row, new: Row) -> None:
         """Change a row, if it is another one then (D11). Raises the errors of its checks and unique keys."""
@@ -195,12 +176,14 @@ class TableTransaction:
             if holder is not None and holder != key:
                 raise runtime.taken(index, new)
         self.staged.replace(runtime, key, stored, old, new)
-        self.events.change(runtime.table, Op.UPDATE, new, old)
+        if runtime.is_routed:
+            self.events.change(runtime.table, Op.UPDATE, new, old)
 
     def delete(self, runtime: TableRuntime, key: bytes, stored: bytes, row: Row) -> None:
         """Remove a row."""
         self.staged.remove(runtime, key, stored, row)
-        self.events.change(runtime.table, Op.DELETE, None, row)
+        if runtime.is_routed:
+            self.events.change(runtime.table, Op.DELETE, None, row)
 
     def touch(self, table: Table) -> None:
         """Note that a statement changes the table."""
