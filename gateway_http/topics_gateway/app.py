@@ -34,6 +34,7 @@ from topics_gateway.websocket import PATH, WebSocketEndpoint, plain_request
 from topics_gateway.work_endpoints import WorkEndpoint
 from topics_service.api.access.auth import ANONYMOUS, Principal
 from topics_service.api.access.authorizer import NO_ROUTE, PROBES, Authorizer, authorize
+from topics_service.api.access.passwords import UnverifiedPasswordError
 from topics_service.api.access.quota import CONNECTIONS, Held, count_refusal
 from topics_service.api.grpc.calls import Calls
 from topics_service.api.request_context import HEADER_BYTES, begin, current_request
@@ -210,7 +211,10 @@ class _Routes:
         if ON_ROUTED in request.scope:
             request.scope[ON_ROUTED](request)
         try:
-            request.principal = self._identify(request, route.rpc)
+            try:  # most callers are known at once
+                request.principal = self._identify(request, route.rpc)
+            except UnverifiedPasswordError as unverified:
+                request.principal = await self._verify(unverified, route.rpc)
             if request.principal.key_id:
                 self._count(request)
             elif self._authorizer.open:
@@ -231,6 +235,14 @@ class _Routes:
             if rpc != _OPEN_WATCH:
                 raise
             return ANONYMOUS  # a missing session (404) takes precedence over a bad key (401): docs/contract.md, 8
+
+    async def _verify(self, unverified: UnverifiedPasswordError, rpc: str) -> Principal:
+        try:
+            return await self._authorizer.verify(unverified)
+        except TopicsError:
+            if rpc != _OPEN_WATCH:
+                raise
+            return ANONYMOUS
 
     def _count(self, request: Request) -> None:
         """Count the connection, and the memory of the body, against the key. Raises `throttled`."""

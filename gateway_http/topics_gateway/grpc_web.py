@@ -87,12 +87,12 @@ class GrpcWeb:
         method = request.scope["raw_path"].decode("latin-1")
         context = CallContext(_metadata(request.headers), _peer(request.scope))
         headers = [(b"content-type", _TYPE)]
-        request_id = begin(request.headers.get(HEADER_BYTES))
+        request_id = begin(request.headers.get(HEADER_BYTES), request.scope.get("client"))
         if request_id.given is not None:
             headers.append((HEADER_BYTES, request_id.given.encode()))
         streams = self._calls.streams(method)
         try:
-            self._admit(request, method)
+            await self._admit(request, method)
             if streams is None:
                 context.end(grpc.StatusCode.UNIMPLEMENTED, "gRPC-Web has no such method here")
                 await self._send_early(request, context, headers, send)
@@ -120,12 +120,13 @@ class GrpcWeb:
             await request.unless_gone(_within(seconds, _gather(answers, frames), context))
             await _send_whole(headers, b"".join((*frames, _trailers(context))), send)
 
-    def _admit(self, request: Request, method: str) -> None:
+    async def _admit(self, request: Request, method: str) -> None:
         """Check the caller, before anything is read. Raises TopicsError."""
         if self._authorizer.open:
             self._origins.check(request.headers, request.scope["http_version"])
             return
-        principal = self._authorizer.identify(method[1:].replace("/", "."), request.headers.get(b"authorization"))
+        rpc = method[1:].replace("/", ".")
+        principal = await self._authorizer.authenticate(rpc, request.headers.get(b"authorization"))
         if principal.key_id:
             usage = self._authorizer.quotas.for_key(principal.key_id)
             hold_connection(request.scope, principal, usage)

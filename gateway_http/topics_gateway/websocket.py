@@ -65,7 +65,7 @@ class WebSocketEndpoint(BaseRoute):
         statistics = self._api.metrics.http
         with ExitStack() as held:
             try:
-                principal = self._admit(scope)
+                principal = await self._admit(scope)
                 usage = self._authorizer.quotas.for_key(principal.key_id) if principal.key_id else None
                 if usage is not None:
                     hold_connection(scope, principal, usage)
@@ -88,10 +88,10 @@ class WebSocketEndpoint(BaseRoute):
     def _refused(self, error: TopicsError) -> None:
         count_refusal(self._api.metrics.refusals, _PROTOCOL, error)
 
-    def _admit(self, scope: Scope) -> Principal:
+    async def _admit(self, scope: Scope) -> Principal:
         """Return the caller if it may open a socket. Raises TopicsError."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        principal = self._authorizer.identify(NO_ROUTE, headers.get(b"authorization"))
+        principal = await self._authorizer.authenticate(NO_ROUTE, headers.get(b"authorization"))
         if self._authorizer.open:
             self._origins.check(headers, scope["http_version"])
         if scope["raw_path"] != PATH:

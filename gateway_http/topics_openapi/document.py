@@ -108,7 +108,7 @@ class _Writer:
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
             "servers": [{"url": "http://127.0.0.1:4000", "description": "A server as it starts without settings"}],
-            "security": [{}, {"key": []}],
+            "security": [{}, {"key": []}, {"user": []}],
             "tags": self._tags(),
             "paths": paths,
             "components": {
@@ -116,7 +116,12 @@ class _Writer:
                     "key": {
                         "type": "http",
                         "scheme": "bearer",
-                        "description": "A key of the server, where it has any (TOPICS_API_KEYS).",
+                        "description": "A key of the server (TOPICS_API_KEYS), or a JWT, where it has any.",
+                    },
+                    "user": {
+                        "type": "http",
+                        "scheme": "basic",
+                        "description": "A user of the server and its password, where it has any (TOPICS_SQL_USERS).",
                     },
                     "token": {
                         "type": "apiKey",
@@ -247,7 +252,7 @@ class _Writer:
             "tags": ["WatchService"],
             "summary": "Opens a WebSocket",
             "description": said,
-            "security": [{}, {"key": []}],
+            "security": [{}, {"key": []}, {"user": []}],
             "responses": {"101": {"description": "The connection is a WebSocket now."}} | self._refusals(codes),
         }
 
@@ -303,4 +308,4 @@ def _security(rpc: Rpc, call: Call) -> list[dict[str, list[str]]]:
     scopes = sorted(
         scope.name.lower() for scope in RULES[f"{_PACKAGE}{rpc.service}.{rpc.proto.name}"].scopes if scope.name
     )
-    return [{}, {"key": scopes}] + ([{"token": scopes}] if call.token else [])
+    return [{}, {"key": scopes}, {"user": scopes}] + ([{"token": scopes}] if call.token else [])

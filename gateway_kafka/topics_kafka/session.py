@@ -89,6 +89,7 @@ class Session:
         self._running_bytes = 0
         self._held: tuple[Buffer, int] | None = None
         self._retry: asyncio.TimerHandle | None = None
+        self._checking: asyncio.Future[bool] | None = None
         self._draining = False
         self._over = False
 
@@ -107,7 +108,7 @@ class Session:
     @property
     def is_idle(self) -> bool:
         """True if no request is running or held."""
-        return not self._running and self._held is None
+        return not self._running and self._held is None and self._checking is None
 
     # ------------------------------------------------------------- requests
 
@@ -118,7 +119,9 @@ class Session:
 
     def room(self) -> bool:
         """Return whether another frame is accepted now; it may be held until earlier requests are done."""
-        if self._held is not None or self._over or self._draining or self._link.write_paused:
+        if self._held is not None or self._checking is not None:
+            return False
+        if self._over or self._draining or self._link.write_paused:
             return False
         running = self._running
         if not running:
@@ -215,7 +218,26 @@ class Session:
 
     def _answer_token(self, token: bytes) -> None:
         """Answer a SASL token without a request around it, as after SaslHandshake version 0, with an empty one."""
-        if raw_token(self._context, token):
+        right = raw_token(self._context, token)
+        if isinstance(right, bool):
+            self._answered_token(right)
+        else:
+            self._checking = asyncio.ensure_future(right)
+            self._checking.add_done_callback(self._checked)
+
+    def _checked(self, checking: "asyncio.Future[bool]") -> None:
+        self._checking = None
+        if self._over or checking.cancelled():
+            return
+        if checking.exception() is not None:
+            log.error("the check of a SASL token failed", exc_info=checking.exception())
+            self._end("failed", "internal error in a SASL token")
+            return
+        self._answered_token(checking.result())
+        self._advance()
+
+    def _answered_token(self, right: bool) -> None:
+        if right:
             self._link.send([b""])
         else:
             self._end("credentials", "wrong credentials")
@@ -338,6 +360,8 @@ class Session:
         """Cancel running requests, except a Produce that is being appended. Completed writes stay."""
         self._over = True
         self._cancel_timer()
+        if self._checking is not None:
+            self._checking.cancel()
         if self._held is not None:
             self._budget.release(self._held[1], self._share)
             self._held = None

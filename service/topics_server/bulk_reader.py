@@ -26,7 +26,6 @@ from topics_proto.v1 import topics_service_pb2 as pb
 from topics_server import logs
 from topics_server.settings import Settings
 from topics_server.tls import TlsError, certificates
-from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.bulk import Turns
 from topics_service.api.grpc.bulk_diff import bulk_messages
 from topics_service.api.grpc.guard import Guard
@@ -133,7 +132,7 @@ async def _serve(settings: Settings, store: SecondaryStore) -> None:
     loop.add_reader(stdin, on_message)
     replica = Replica(store, SystemClock(), limits=settings.limits, cache_bytes=_BLOCK_CACHE_BYTES)
     api = ReplicaApi(replica)
-    authorizer = Authorizer(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)
+    authorizer = settings.authorizer()
     filter_logs()
     health = HealthServicer(("", _SERVICE))
     server = grpc.aio.server(

@@ -14,7 +14,6 @@ from topics_server.notices import log
 from topics_server.resources import Resources
 from topics_server.space import DiskSpace
 from topics_server.trimming import trim_archive
-from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
 from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.grpc.server import GrpcServer
@@ -78,7 +77,7 @@ class Core:
             flushing=lambda: store.flushing if engine.writer.failure is None else 0,
         )
         engine.capacity.disk = pressure.space if settings.min_free_bytes else None
-        self.authorizer = Authorizer(settings.api_keys, probe_auth=settings.probe_auth, quotas=settings.quotas)
+        self.authorizer = settings.authorizer()
         memory = self.authorizer.quotas.memory
         sources = MetricsSources(
             lag=self._lag,
@@ -120,5 +119,6 @@ class Core:
         await asyncio.to_thread(self._commit.stop)
         await asyncio.to_thread(self._tombstones.stop)
         await asyncio.to_thread(self._reclaim.stop)
+        self.authorizer.passwords.close()
         with contextlib.suppress(StoreError):
             self.engine.close()

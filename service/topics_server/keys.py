@@ -1,26 +1,19 @@
 """API keys from the environment or from a file."""
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from hashlib import sha256
-from stat import S_ISREG
 from typing import Final
 
+from topics_server.secret_files import BLANKS, SecretsError, entries_of, lines_of, read_file
 from topics_service.api.access.auth import KeyRing, KeySyntaxError, Principal, parse_keys
 from topics_service.api.access.quota import OWN_LIMITS
 
-_BLANKS: Final = " \t\r\n\v\f"  # as in auth
-_FILE_BYTES: Final = 1 << 20
 _FINGERPRINT_DIGITS: Final = 12
-_LIMIT: Final = re.compile(rf"[{_BLANKS}](max_\w*)=([^{_BLANKS}]*)$", re.ASCII)
-_MEANT: Final = re.compile(rf"[{_BLANKS}]max_")
+_LIMIT: Final = re.compile(rf"[{BLANKS}](max_\w*)=([^{BLANKS}]*)$", re.ASCII)
+_MEANT: Final = re.compile(rf"[{BLANKS}]max_")
 _NUMBER: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
-
-
-class KeysError(Exception):
-    """Keys that can't be read. The message says where, and quotes nothing of them."""
 
 
 class Keys(KeyRing):
@@ -37,58 +30,38 @@ class Keys(KeyRing):
 
 
 def from_text(text: str) -> Keys | None:
-    """The keys of TOPICS_API_KEYS; None for a text without entries. Raises KeysError."""
+    """The keys of TOPICS_API_KEYS; None for a text without entries. Raises SecretsError."""
     try:
-        entries = [_split(part, number) for number, part in enumerate(_parts(text), 1)]
+        entries = [_split(part, number) for number, part in enumerate(entries_of(text), 1)]
         if parse_keys(",".join(entry for entry, _ in entries)) is None:
             return None
     except KeySyntaxError as error:
-        raise KeysError(f"TOPICS_API_KEYS: {error}") from None
+        raise SecretsError(f"TOPICS_API_KEYS: {error}") from None
     return _keys(entries)
 
 
 def from_file(path: str) -> Keys:
     """The keys of TOPICS_API_KEYS_FILE: an entry a line; blank lines and those that begin with `#` do not count.
 
-    Raises KeysError, also for a file without any entry: an empty one must not open the server to everyone.
+    Raises SecretsError, also for a file without any entry: an empty one must not open the server to everyone.
     """
-    try:
-        with open(path, "rb", opener=_opener) as file:
-            if not S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise KeysError(f"TOPICS_API_KEYS_FILE {path}: it is no regular file")
-            data = file.read(_FILE_BYTES + 1)
-    except OSError as error:
-        raise KeysError(f"TOPICS_API_KEYS_FILE {path}: {error.strerror or error}") from None
-    if len(data) > _FILE_BYTES:
-        raise KeysError(f"TOPICS_API_KEYS_FILE {path}: the file is larger than {_FILE_BYTES} bytes")
+    data = read_file("TOPICS_API_KEYS_FILE", path)
     entries: list[tuple[str, dict[str, int]]] = []
-    for number, line in enumerate(data.decode("utf-8-sig", "surrogateescape").split("\n"), 1):
-        text = line.strip(_BLANKS)
-        if not text or text.startswith("#"):
-            continue
+    for number, text in lines_of(data):
         try:
-            on_line = [_split(part, number) for number, part in enumerate(_parts(text), 1)]
+            on_line = [_split(part, number) for number, part in enumerate(entries_of(text), 1)]
             parse_keys(",".join(entry for entry, _ in on_line))
         except KeySyntaxError as error:
-            raise KeysError(f"TOPICS_API_KEYS_FILE {path}, line {number}: {error}") from None
+            raise SecretsError(f"TOPICS_API_KEYS_FILE {path}, line {number}: {error}") from None
         entries += on_line
     if not entries:
-        raise KeysError(f"TOPICS_API_KEYS_FILE {path}: there is no key in it; each line is KEY[:SCOPES[:PREFIXES]]")
+        raise SecretsError(f"TOPICS_API_KEYS_FILE {path}: there is no key in it; each line is KEY[:SCOPES[:PREFIXES]]")
     return _keys(entries)
-
-
-def _opener(path: str, flags: int) -> int:
-    """Does not wait, as opening a pipe would: a server that reads its keys again has requests to serve."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def fingerprint(key: bytes) -> str:
     """The fingerprint of a key, for logs: `printf %s KEY | sha256sum | cut -c1-12`."""
     return sha256(key).hexdigest()[:_FINGERPRINT_DIGITS]
-
-
-def _parts(text: str) -> list[str]:
-    return [part for part in (piece.strip(_BLANKS) for piece in text.split(",")) if part]
 
 
 def _split(entry: str, number: int) -> tuple[str, dict[str, int]]:
@@ -101,7 +74,7 @@ def _split(entry: str, number: int) -> tuple[str, dict[str, int]]:
         if _NUMBER.fullmatch(value) is None or OWN_LIMITS[name] in limits:
             raise KeySyntaxError(f"entry {number}: {name} must be there once, with a number of at least 0 (no limit)")
         limits[OWN_LIMITS[name]] = int(value)
-        entry = entry[: match.start()].rstrip(_BLANKS)
+        entry = entry[: match.start()].rstrip(BLANKS)
     if _MEANT.search(entry) is not None:
         raise KeySyntaxError(f"entry {number} has a limit that can't be read: NAME=NUMBER, without blanks in it")
     return entry, limits
@@ -112,7 +85,7 @@ def _keys(entries: Iterable[tuple[str, dict[str, int]]]) -> Keys:
     owners: dict[bytes, Principal] = {}
     own: dict[str, dict[str, int]] = {}
     for entry, limits in entries:
-        key = entry.partition(":")[0].strip(_BLANKS).encode(errors="surrogateescape")
+        key = entry.partition(":")[0].strip(BLANKS).encode(errors="surrogateescape")
         ring = parse_keys(entry)
         principal = ring.find(key) if ring is not None else None
         if principal is not None:

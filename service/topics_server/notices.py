@@ -38,10 +38,19 @@ def log_listening(settings: Settings, http_port: int, grpc_port: int) -> None:
     log.info("data in %s", settings.data_path)
     _log_memory(settings)
     _warn_of_open_files(settings)
-    if settings.api_keys is None:
+    if not settings.has_authentication:
         log.warning("authentication is disabled: any client that can connect has full access")
     else:
-        log.info("authentication is on, with %s", counted(len(settings.api_keys), "API key"))
+        log.info("authentication is on, with %s", _credentials(settings))
+
+
+def _credentials(settings: Settings) -> str:
+    kinds = [
+        "" if settings.api_keys is None else counted(len(settings.api_keys), "API key"),
+        "" if settings.sql_users is None else counted(len(settings.sql_users), "user"),
+        "" if settings.jwt_secret is None else f"{settings.jwt_secret.algorithm} tokens",
+    ]
+    return ", ".join(filter(None, kinds))
 
 
 def log_stopped(shutdown: Shutdown, unwritten: StoreError | None) -> None:
@@ -83,6 +92,7 @@ def _warn_of_open_files(settings: Settings) -> None:
         log.warning("the data directory %s is open to %s: chmod 700 closes it", settings.data_path, others)
     secrets = (
         settings.api_keys_file,
+        settings.sql_users_file,
         "" if settings.audit_log == "-" else settings.audit_log,
         settings.tls_key_file or settings.tls_cert_file,  # the key may be in the certificate's file
         settings.kafka_tls_key or settings.kafka_tls_cert,

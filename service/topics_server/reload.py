@@ -1,4 +1,4 @@
-"""SIGHUP: reload keys and certificates from their files, and reopen the audit log."""
+"""SIGHUP: reload keys, users and certificates from their files, and reopen the audit log."""
 
 import asyncio
 import logging
@@ -11,9 +11,11 @@ from topics_client.units import counted
 from topics_net import background
 from topics_server.audit import AuditFile
 from topics_server.bulk_readers import BulkReaders
-from topics_server.keys import KeysError, from_file
+from topics_server.keys import from_file
+from topics_server.secret_files import SecretsError
 from topics_server.settings import Settings
 from topics_server.tls import ServerCertificates, TlsError
+from topics_server.users import from_file as users_from_file
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
 from topics_service.api.watch import WatchApi
@@ -68,7 +70,8 @@ class Readers:
 def is_useful(settings: Settings) -> bool:
     """True if there is anything to reload."""
     kafka = settings.kafka_port and settings.kafka_tls_cert
-    return bool(settings.api_keys_file or settings.audit_log or settings.tls_cert_file or kafka)
+    secrets = settings.api_keys_file or settings.sql_users_file or settings.jwt_public_key_file
+    return bool(secrets or settings.audit_log or settings.tls_cert_file or kafka)
 
 
 class SighupHandler:
@@ -127,19 +130,27 @@ class Reload:
         self._readers = readers
         self._audit_file = audit_file
         self._audit_log = audit_log
+        self._users_wanted = 0
+        self._users_task: asyncio.Task[None] | None = None
 
     def __call__(self) -> None:
         if self._audit_file is not None:
             self._audit_file.reopen()
         if self._settings.api_keys_file:
             self._reload_keys()
+        if self._settings.sql_users_file:
+            self._users_wanted += 1
+            if self._users_task is None:
+                self._users_task = background.start(self._reload_users())
+        if self._settings.jwt_public_key_file:
+            self._reload_token_key()
         if self._tls.common or self._tls.kafka:
             self._reload_certificates()
 
     def _reload_keys(self) -> None:
         try:
             keys = from_file(self._settings.api_keys_file)
-        except KeysError as error:
+        except SecretsError as error:
             log.error("SIGHUP: the API keys stay as they were: %s", error)
             self._audit("keys.reload", outcome="failed", reason=str(error))
             return
@@ -166,6 +177,58 @@ class Reload:
             removed=sorted(gone - new),
             changed=sorted(new & gone),
         )
+
+    async def _reload_users(self) -> None:
+        """Read the users, again if more signals come meanwhile: their passwords take time, on a thread."""
+        try:
+            while self._users_wanted:
+                self._users_wanted = 0
+                await self._read_users()
+        finally:
+            self._users_task = None
+
+    async def _read_users(self) -> None:
+        old = self._settings.sql_users or ()
+        try:
+            users = await asyncio.to_thread(users_from_file, self._settings.sql_users_file, old)
+        except SecretsError as error:
+            log.error("SIGHUP: the users stay as they were: %s", error)
+            self._audit("users.reload", outcome="failed", reason=str(error))
+            return
+        self._settings = replace(self._settings, sql_users=users)
+        before, after = {row.name: row for row in old}, {row.name: row for row in users}
+        added, removed = sorted(after.keys() - before.keys()), sorted(before.keys() - after.keys())
+        changed = sorted(name for name in after.keys() & before.keys() if after[name] != before[name])
+        for name in (*removed, *changed):
+            self._watches.remove_sessions(f"user:{name}")
+        self._authorizer.users.replace_settings(users)
+        if self._settings.bulk_readers and (added or removed or changed):
+            self._readers.renew(self._settings)
+        log.info(
+            "SIGHUP: %s, %d of them new, %d removed, %d changed",
+            counted(len(users), "user"), len(added), len(removed), len(changed),
+        )  # fmt: skip
+        self._audit("users.reload", outcome="done", users=len(users), added=added, removed=removed, changed=changed)
+
+    def _reload_token_key(self) -> None:
+        from topics_server.token_keys import from_file as token_key_from_file
+
+        try:
+            key = token_key_from_file(self._settings.jwt_public_key_file)
+        except SecretsError as error:
+            log.error("SIGHUP: the key of tokens stays as it was: %s", error)
+            self._audit("token_key.reload", outcome="failed", reason=str(error))
+            return
+        changed = key != self._settings.jwt_secret
+        if changed:
+            self._settings = replace(self._settings, jwt_secret=key)
+            tokens = self._settings.tokens()
+            assert tokens is not None, "there is a key"
+            self._authorizer.replace_tokens(tokens)
+            if self._settings.bulk_readers:
+                self._readers.renew(self._settings)
+        log.info("SIGHUP: the key of tokens was read again and is %s", "another one" if changed else "the same")
+        self._audit("token_key.reload", outcome="done", changed=changed)
 
     def _reload_certificates(self) -> None:
         try:

@@ -79,12 +79,14 @@ class _Unit(NamedTuple):
     what: str
 
 
+_WHOLE_SECONDS: Final = _Unit(_within_i64(units.whole_seconds), lambda seconds: units.shown_ms(seconds * 1000), "TIME")
 _UNITS: Final = {
     "_BYTES": _Unit(_within_i64(units.size), units.shown_size, "SIZE"),
     "_MS": _Unit(_within_i64(units.milliseconds), units.shown_ms, "TIME"),
-    "_SECONDS": _Unit(_within_i64(units.whole_seconds), lambda seconds: units.shown_ms(seconds * 1000), "TIME"),
+    "_SECONDS": _WHOLE_SECONDS,
+    "_TIMEOUT": _WHOLE_SECONDS,
 }
-"""The unit of a plain number, by a part of the setting's name."""
+"""The unit of a plain number, by a part of the setting's name; the first one counts."""
 
 
 def _unit(env: str) -> _Unit | None:

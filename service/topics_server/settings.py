@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from topics_client.environment import VARIABLES, is_service_link
 from topics_client.environment import split_host as split_host
 from topics_kafka.settings import KafkaSettings
+from topics_server import secret_settings
 from topics_server.logs import FORMATS
 from topics_server.memory import Plan, plan
 from topics_server.setting_kinds import Read, one_of, read_address, read_port
@@ -22,7 +23,10 @@ from topics_service.api.access.hosts import Hosts, parse_authority, read_names, 
 
 if TYPE_CHECKING:
     from topics_server.keys import Keys
+    from topics_service.api.access.authorizer import Authorizer
     from topics_service.api.access.quota import KeyLimits, Quotas
+    from topics_service.api.access.tokens import TokenKey, Tokens
+    from topics_service.api.access.users import UserRow
     from topics_service.api.watch import WatchCaps
     from topics_service.engine.limits import Limits
     from topics_service.engine.names import ResourcePrefix
@@ -55,8 +59,8 @@ class SettingsError(Exception):
 class Settings:
     """Settings of `topics serve`. The flag of `TOPICS_DATA_DIR` is `--data-dir`, and so on for each.
 
-    Only the keys have none, since everyone on the machine can read a command line; nor has their file, for `--api-keys`
-    would be short for it.
+    Only secrets have none, since everyone on the machine can read a command line; nor has a file whose flag they would
+    be short for.
     """
 
     host: str = _setting(
@@ -122,6 +126,43 @@ class Settings:
         "",
         "file of API keys, one per line, reloaded on SIGHUP; replaces TOPICS_API_KEYS",
         flag=False,
+    )
+    sql_users: "tuple[UserRow, ...] | None" = _setting(  # noqa: RUF009  # they do not change
+        "TOPICS_SQL_USERS",
+        None,
+        "users with passwords, roles and prefixes, see security.md",
+        flag=False,
+    )
+    sql_users_file: str = _setting(
+        "TOPICS_SQL_USERS_FILE",
+        "",
+        "file of users, one per line, reloaded on SIGHUP; replaces TOPICS_SQL_USERS",
+        flag=False,
+    )
+    jwt_secret: "TokenKey | None" = _setting(  # noqa: RUF009  # it does not change
+        "TOPICS_JWT_SECRET",
+        None,
+        "secret of JWT bearer tokens signed with HS256, at least 32 bytes",
+        flag=False,
+    )
+    jwt_public_key_file: str = _setting(
+        "TOPICS_JWT_PUBLIC_KEY_FILE",
+        "",
+        "PEM file of the public key of JWT bearer tokens signed with RS256, reloaded on SIGHUP; replaces "
+        "TOPICS_JWT_SECRET",
+    )
+    jwt_issuer: str = _setting("TOPICS_JWT_ISSUER", "", "required issuer (iss) of tokens; any if unset")
+    jwt_audience: str = _setting(
+        "TOPICS_JWT_AUDIENCE", "", "required audience (aud) of tokens; if unset, tokens with an audience are refused"
+    )
+    allow_user_role_consume: bool = _setting(
+        "TOPICS_ALLOW_USER_ROLE_CONSUME", False, "let users and tokens with the role user read and consume topics"
+    )
+    default_consume_timeout: int = _setting(
+        "TOPICS_DEFAULT_CONSUME_TIMEOUT", 30, "time that a consume of /api/topics waits unless it says otherwise"
+    )
+    max_consume_timeout: int = _setting(
+        "TOPICS_MAX_CONSUME_TIMEOUT", 300, "maximum time that a consume of /api/topics waits; longer ones are clamped"
     )
     audit_log: str = _setting(
         "TOPICS_AUDIT_LOG",
@@ -325,6 +366,30 @@ class Settings:
             nbytes=self.max_bytes_in_flight_per_key,
         )
 
+    def authorizer(self) -> "Authorizer":
+        """Make an authorizer of all credentials."""
+        from topics_service.api.access.authorizer import Authorizer
+        from topics_service.api.access.users import Users
+
+        users = Users(self.sql_users or (), user_consumes=self.allow_user_role_consume)
+        return Authorizer(
+            self.api_keys, users=users, tokens=self.tokens(), probe_auth=self.probe_auth, quotas=self.quotas
+        )
+
+    def tokens(self) -> "Tokens | None":
+        """Make a verifier of tokens; None if they are not configured."""
+        if self.jwt_secret is None:
+            return None
+        from topics_service.api.access.tokens import Tokens
+
+        consumes = self.allow_user_role_consume
+        return Tokens(self.jwt_secret, issuer=self.jwt_issuer, audience=self.jwt_audience, user_consumes=consumes)
+
+    @property
+    def has_authentication(self) -> bool:
+        """True if every call needs a credential."""
+        return self.api_keys is not None or self.sql_users is not None or self.jwt_secret is not None
+
     @property
     def quotas(self) -> "Quotas":
         """New ones, with nothing held."""
@@ -400,14 +465,17 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any], memory: int | Non
     """
     values: dict[str, Any] = {}
     for setting in fields(Settings):
-        if setting.name == "api_keys":
+        if setting.name in secret_settings.NAMES:
             continue
         env = setting.metadata["env"]
         if flags.get(setting.name) is not None:
             values[setting.name] = flags[setting.name]
         elif (text := environ.get(env, "")) and not is_service_link(env, text):
             values[setting.name] = _value(setting, text)
-    values["api_keys"] = _keys(environ.get("TOPICS_API_KEYS", ""), values.get("api_keys_file", ""))
+    try:
+        values |= secret_settings.read(environ, values)
+    except secret_settings.SecretsError as error:
+        raise SettingsError(str(error)) from None
     host, port = split_host(values.get("host", default("host")))
     values["host"] = host
     if port:
@@ -456,22 +524,12 @@ def _value(setting: Field[Any], text: str) -> Any:
         raise SettingsError(f"{setting.metadata['env']}={shown!r} is not {error}") from None
 
 
-def _keys(text: str, path: str) -> "Keys | None":
-    from topics_server.keys import KeysError, from_file, from_text
-
-    if text and path:
-        raise SettingsError("TOPICS_API_KEYS and TOPICS_API_KEYS_FILE are both set: leave one of them out")
-    try:
-        return from_file(path) if path else from_text(text)
-    except KeysError as error:
-        raise SettingsError(str(error)) from None
-
-
 def _check(settings: Settings) -> None:
-    if settings.api_keys is None and not _is_loopback(settings.host) and not settings.allow_insecure_no_auth:
+    if not settings.has_authentication and not _is_loopback(settings.host) and not settings.allow_insecure_no_auth:
         raise SettingsError(
-            f"{settings.host} is not a loopback address and there are no API keys: everyone who reaches it could read "
-            "and delete everything. Set TOPICS_API_KEYS, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 if that is what you want"
+            f"{settings.host} is not a loopback address and there are no API keys, users or tokens: everyone who "
+            "reaches it could read and delete everything. Set TOPICS_API_KEYS, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 if "
+            "that is what you want"
         )
     try:
         read_names(settings.allowed_hosts)

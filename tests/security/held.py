@@ -16,18 +16,19 @@ from topics_proto.v1 import watch_service_pb2, watch_service_pb2_grpc
 
 
 def bearer(key: str) -> tuple[tuple[str, str], ...]:
-    """The metadata of a gRPC call."""
-    return (("authorization", f"Bearer {key}"),)
+    """The metadata of a gRPC call, with a key or a whole header."""
+    return (("authorization", key if " " in key else f"Bearer {key}"),)
 
 
 class Held:
-    """Streams of one key on a topic: server-sent events, a gRPC watch, a WebSocket."""
+    """Streams of one key, or header `Authorization`, on a topic: server-sent events, a gRPC watch, a WebSocket."""
 
     def __init__(self, server: ServerProcess, key: str, topic: str) -> None:
         self._topic = topic
-        self._api = with_key(server.base, key)
+        self._api = with_key(server.base, None)
+        self._api.client.headers["authorization"] = bearer(key)[0][1]
         self._channel = grpc.insecure_channel(server.grpc_target)
-        self._socket = WebSocket(server.base, key=key)
+        self._socket = WebSocket(server.base, authorization=bearer(key)[0][1])
         self._socket.subscribe(topic=topic)
         request = watch_service_pb2.WatchRequest(subscription=subscription(topic))
         self._call: Any = watch_service_pb2_grpc.WatchServiceStub(self._channel).Watch(request, metadata=bearer(key))

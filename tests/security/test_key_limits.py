@@ -28,7 +28,8 @@ from support.ws import TEXT, RefusedError, WebSocket, frame
 from topics_kafka.protocol import ApiKey
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_proto.v1 import topics_service_pb2_grpc
-from topics_server.keys import KeysError, fingerprint, from_text
+from topics_server.keys import fingerprint, from_text
+from topics_server.secret_files import SecretsError
 from topics_server.settings import load
 from topics_service.api.access.quota import BYTES, CONNECTIONS, IN_FLIGHT, STREAMS, Held, KeyLimits, Quotas
 from topics_service.api.budget import MemoryBudget, Share
@@ -381,7 +382,7 @@ def test_limits_in_entries() -> None:
     ],
 )
 def test_a_limit_that_can_not_be_read_is_refused(text: str) -> None:
-    with pytest.raises(KeysError) as error:
+    with pytest.raises(SecretsError) as error:
         from_text(f"first,{text}")
     assert "entry 2" in str(error.value)
     assert "a max" not in str(error.value)

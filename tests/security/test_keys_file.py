@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from security.secure_server import refusal
 
-from topics_server.keys import KeysError, fingerprint, from_file, from_text
+from topics_server.keys import fingerprint, from_file, from_text
+from topics_server.secret_files import SecretsError
 
 OPS, SHOP = "ops-sekret", "shop-sekret"
 
@@ -52,7 +53,7 @@ def test_one_key_has_one_id_wherever_it_stands(file: Path) -> None:
 )
 def test_files_that_are_refused(file: Path, text: str, says: str) -> None:
     file.write_text(text)
-    with pytest.raises(KeysError, match=says) as error:
+    with pytest.raises(SecretsError, match=says) as error:
         from_file(str(file))
     assert "sekret" not in str(error.value)
 
@@ -69,7 +70,7 @@ def test_a_pipe_is_no_file_of_keys(tmp_path: Path) -> None:
     """To open one waits for a writer, and a SIGHUP would stop the server."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(KeysError, match=r"regular file|Is a directory"):
+        with pytest.raises(SecretsError, match=r"regular file|Is a directory"):
             from_file(str(path))
 
 

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from topics_kafka.protocol import ApiKey, Message
 from topics_kafka.settings import KafkaSettings
@@ -116,7 +117,8 @@ class ServerContext:
     catalog: CatalogView = field(init=False)
     membership: MembershipApi = field(init=False)
     loop_budget: LoopBudget = field(default_factory=LoopBudget)
-    shares: dict[str, Share] = field(default_factory=dict)
+    shares: "WeakValueDictionary[str, Share]" = field(default_factory=WeakValueDictionary)
+    """By `key_id`, while a connection has them."""
     waiting: int = 0
     """Number of partitions that fetches wait for; one that is named repeatedly counts each time."""
 
@@ -169,9 +171,19 @@ class Context:
         return self.principal.allows(scope)
 
     def is_allowed(self, api: ApiKey, name: str | None = None) -> bool:
-        """Return whether the caller has the scopes of `api` and access to the topic or group `name`, if given."""
-        scopes = self.server.apis[api].rule.scopes
-        return scopes <= self.principal.scopes and (name is None or self.principal.allows_name(name))
+        """Return whether the caller has the scopes of `api` and access to the topic or group `name`, if given.
+
+        A caller without any scope has no access to topics and groups, also where an API needs none.
+        """
+        principal = self.principal
+        if not self.server.apis[api].rule.scopes <= principal.scopes:
+            return False
+        return name is None or (bool(principal.scopes) and principal.allows_name(name))
+
+    @property
+    def prefixes(self) -> tuple[str, ...] | None:
+        """The prefixes of names that the caller may see; None for all."""
+        return self.principal.prefixes if self.principal.scopes else ()
 
 
 def advertised_versions(apis: Mapping[int, Api]) -> list[Message]:

@@ -38,7 +38,7 @@ class MetadataHandlers:
         """
         asked = request["topics"]
         if asked is None or (version == 0 and not asked):
-            topics = self._server.catalog.within(context.principal.prefixes)
+            topics = self._server.catalog.within(context.prefixes)
             found = [self._described(context, topic, request) for topic in topics]
             return self._response(context, request, found)
         missing = self._missing(context, asked) if self._may_create(context, request) else []

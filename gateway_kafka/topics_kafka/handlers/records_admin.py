@@ -72,7 +72,7 @@ class RecordsAdminHandlers:
         """The existing topics and partitions among those that are requested and that the caller may access."""
         catalog = self._server.catalog
         if asked is None:
-            for topic in catalog.within(context.principal.prefixes):
+            for topic in catalog.within(context.prefixes):
                 yield topic, range(topic.identity.partition_count)
             return
         for entry in asked:

@@ -32,7 +32,7 @@ def add_parser(commands: "Commands") -> None:
         nargs="?",
         const="text",
         choices=("text", "json"),
-        help="print the effective value and the source of every setting instead of starting; keys are not shown",
+        help="print the effective value and the source of every setting instead of starting; secrets are not shown",
     )
     for setting in fields(Settings):
         if not setting.metadata["flag"]:
@@ -50,7 +50,7 @@ def add_parser(commands: "Commands") -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; 1 if the server refuses to start."""
     with needs("server"):
-        from topics_server import memory
+        from topics_server import memory, secret_settings
         from topics_server.errors import StartError
         from topics_server.server import run as run_server
         from topics_server.settings import SettingsError, ignored_variables, load
@@ -61,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
             show(settings, vars(arguments), arguments.print_config)
             return 0
-        os.environ.pop("TOPICS_API_KEYS", None)  # from here on the server holds digests only
+        for name in secret_settings.NAMES:  # from here on the server holds digests only, and the secret of tokens
+            os.environ.pop(f"TOPICS_{name.upper()}", None)
         run_server(settings, ignored_variables(os.environ))
     except (SettingsError, StartError) as error:
         print(f"topics: {error}", file=sys.stderr)

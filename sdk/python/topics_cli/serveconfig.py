@@ -11,9 +11,16 @@ from topics_cli import output
 if TYPE_CHECKING:
     from topics_server.settings import Settings
 
+_FILES = {
+    "TOPICS_API_KEYS": "TOPICS_API_KEYS_FILE",
+    "TOPICS_SQL_USERS": "TOPICS_SQL_USERS_FILE",
+    "TOPICS_JWT_SECRET": "TOPICS_JWT_PUBLIC_KEY_FILE",
+}
+"""Secrets, and the variables of files that may hold them instead."""
+
 
 def show(settings: "Settings", flags: Mapping[str, Any], how: str) -> None:
-    """Print the settings, as a table (`text`) or an object with an entry for each (`json`). Keys are not shown."""
+    """Print the settings, as a table (`text`) or an object with an entry for each (`json`). Secrets are not shown."""
     found = {}
     for setting in fields(settings):
         env, value = setting.metadata["env"], getattr(settings, setting.name)
@@ -24,9 +31,9 @@ def show(settings: "Settings", flags: Mapping[str, Any], how: str) -> None:
         else:
             origin = "default" if value == setting.default else "derived"
         found[env] = {"value": value, "from": origin}
-    if (keys := found.get("TOPICS_API_KEYS")) is not None and keys["value"] is not None:
-        file = "TOPICS_API_KEYS_FILE" in os.environ and "TOPICS_API_KEYS" not in os.environ
-        keys.update(value="set, and not shown", **({"from": "TOPICS_API_KEYS_FILE"} if file else {}))
+    for secret, file in _FILES.items():
+        if found[secret]["value"] is not None:
+            found[secret] = {"value": "set, and not shown", "from": "environment" if os.environ.get(secret) else file}
     if how == "json":
         print(json.dumps(found, ensure_ascii=False, indent=2))
         return

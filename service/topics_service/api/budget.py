@@ -8,7 +8,7 @@ from typing import Protocol
 class Share:
     """Memory held by the connections of one API key, at most `max_bytes()`; 0 means no separate limit."""
 
-    __slots__ = ("max_bytes", "prioritized", "used", "waiting")
+    __slots__ = ("__weakref__", "max_bytes", "prioritized", "used", "waiting")
 
     def __init__(self, max_bytes: Callable[[], int]) -> None:
         self.max_bytes = max_bytes

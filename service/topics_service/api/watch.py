@@ -105,7 +105,7 @@ class WatchApi:
         engine = self._admit()
         self._sessions.collect()
         session = self._sessions.find(wid)
-        if principal is None or principal.key_id != session.principal.key_id:
+        if principal is None or principal != session.principal:
             raise TopicsError(Reason.UNAUTHORIZED, "this watch session belongs to another API key")
         with self.connection(principal):
             session.rewind(cursor)

@@ -180,7 +180,7 @@ class Sessions:
     def recall(self, token: str, principal: Principal) -> dict[str, int] | None:
         """Look up the resume cursors of a token; None if it has expired or belongs to another key."""
         found = self.journals.recall(token)
-        if found is None or self._sessions[found[0]].principal.key_id != principal.key_id:
+        if found is None or self._sessions[found[0]].principal != principal:
             return None
         return found[1]
 

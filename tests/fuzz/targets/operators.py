@@ -15,7 +15,7 @@ from topics_backup import manifest, pruning
 from topics_backup.errors import BackupError
 from topics_server import keys as key_files
 from topics_server import settings, tls
-from topics_server.keys import KeysError
+from topics_server.secret_files import SecretsError
 from topics_server.settings import SettingsError
 from topics_server.tls import TlsError
 from topics_service.storage import clean_shutdown
@@ -119,14 +119,14 @@ TARGETS = (
         name="file of keys",
         cost=4,
         decode=_file("keys", lambda path: key_files.from_file(str(path))),
-        errors=(KeysError,),
+        errors=(SecretsError,),
         samples=[b"# ours\na:read:t.|u.\n\n b , c:rw\n", b"\xef\xbb\xbfkey\r\n"],
         covers=(f"{_APP}.keys:from_file",),
     ),
     Target(
         name="keys of the environment",
         decode=lambda data: key_files.from_text(data.decode(errors="surrogateescape")),
-        errors=(KeysError,),
+        errors=(SecretsError,),
         samples=[b"a:read:t.|u.,b", b",,"],
         covers=(f"{_APP}.keys:from_text",),
     ),

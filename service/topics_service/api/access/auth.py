@@ -3,8 +3,9 @@
 Only SHA-256 digests of the keys are kept.
 """
 
+from base64 import b64decode
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
 from hmac import compare_digest
@@ -39,7 +40,7 @@ _BLANKS: Final = " \t\r\n\v\f"  # as bytes.strip() removes from a presented key
 
 
 class KeySyntaxError(Exception):
-    """Invalid TOPICS_API_KEYS. The message names the entry by its position and quotes nothing of it."""
+    """An invalid entry of keys or users. The message names it by its position and quotes nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,16 @@ class Principal:
 
     `key_id` attributes calls to a key ("key2" is the second entry of TOPICS_API_KEYS), a user ("user:alice") or the
     subject of a token ("jwt:alice"); empty means that no credential was required. `prefixes` None allows every name.
-    `role` is that of a user or token, None for a key.
+    `role` is that of a user or token, None for a key. `credential` changes with the password of a user and with the key
+    that tokens are verified by. `expires` is in seconds since 1970, None without an end.
     """
 
     key_id: str
     scopes: frozenset[Scope]
     prefixes: tuple[str, ...] | None
     role: Role | None = None
+    credential: str = ""
+    expires: float | None = field(default=None, compare=False)
 
     def allows(self, scope: Scope) -> bool:
         """True if the key has `scope`."""
@@ -63,6 +67,13 @@ class Principal:
     def allows_name(self, name: str) -> bool:
         """True if the key may access the topic or router `name`, which need not exist."""
         return self.prefixes is None or name.startswith(self.prefixes)
+
+
+def kind_of(principal: Principal) -> str:
+    """The kind of a caller's credential, for messages: `API key`, `user` or `token`."""
+    if principal.role is None:
+        return "API key"
+    return "user" if principal.expires is None else "token"
 
 
 UNRESTRICTED: Final = Principal("", ALL_SCOPES, None)
@@ -108,11 +119,24 @@ def parse_keys(text: str) -> KeyRing | None:
     principals = []
     for number, entry in enumerate(entries, 1):
         secret, scopes, prefixes = (part.strip(_BLANKS) for part in (*entry.split(":", 2), "", "")[:3])
-        principal = Principal(f"key{number}", _scopes(scopes, number), _prefixes(prefixes, number))
+        principal = Principal(f"key{number}", _scopes(scopes, number), parse_prefixes(prefixes, number))
         if secret:
             # Bytes of the environment that are not valid UTF-8 appear as surrogates.
             principals.append((sha256(secret.encode(errors="surrogateescape")).digest(), principal))
     return KeyRing(principals)
+
+
+def read_basic(header: bytes) -> tuple[bytes, bytes] | None:
+    """Read user name and password of an Authorization header, None if it is not exactly `Basic`, a space and those two
+    in Base64. The name ends at the first colon.
+    """
+    if not header.startswith(b"Basic "):
+        return None
+    try:
+        name, colon, password = b64decode(header[6:].strip(), validate=True).partition(b":")
+    except ValueError:
+        return None
+    return (name, password) if colon else None
 
 
 def read_bearer(header: bytes | None) -> bytes | None:
@@ -135,10 +159,14 @@ def _scopes(field: str, number: int) -> frozenset[Scope]:
     return frozenset(scopes)
 
 
-def _prefixes(field: str, number: int) -> tuple[str, ...] | None:
-    if not field:
+def parse_prefixes(text: str, number: int) -> tuple[str, ...] | None:
+    """Parse the prefixes of the entry with this number; None, which allows every name, if there are none.
+
+    Raises KeySyntaxError for separators alone.
+    """
+    if not text:
         return None
-    prefixes = _parts(field, "|")
+    prefixes = _parts(text, "|")
     if not prefixes:
         raise KeySyntaxError(f"entry {number} has a list of prefixes without any prefix")
     return tuple(prefixes)

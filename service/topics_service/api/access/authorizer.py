@@ -1,6 +1,6 @@
 """Authentication and authorization of calls, for every protocol. The rule of each RPC is in `rules`.
 
-Every protocol checks a call in this order: `unauthorized` (`Authorizer.identify`), too many calls of one key
+Every protocol checks a call in this order: `unauthorized` (`Authorizer.authenticate`), too many calls of one key
 (`Authorizer.slot`), `forbidden` by scope and by name (`authorize`), and only then everything else. `check_put` and
 `check_append` check the decoded request.
 """
@@ -10,11 +10,21 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from topics_service.api.access.auth import ANONYMOUS, UNRESTRICTED, KeyRing, Principal, Scope, read_bearer
+from topics_service.api.access.auth import (
+    ANONYMOUS,
+    UNRESTRICTED,
+    KeyRing,
+    Principal,
+    Scope,
+    kind_of,
+    read_basic,
+    read_bearer,
+)
+from topics_service.api.access.passwords import Passwords, UnverifiedPasswordError
 from topics_service.api.access.quota import KeyLimits, Quotas, Usage
-from topics_service.api.access.revocation import RevocableCall, RevocableCalls, key_revoked
+from topics_service.api.access.revocation import RevocableCall, RevocableCalls, revoked
 from topics_service.api.access.rules import (
     NO_GROUP_ROUTE,
     NO_ROUTE,
@@ -25,11 +35,15 @@ from topics_service.api.access.rules import (
     Rule,
     rule_of,
 )
+from topics_service.api.access.users import Users
 from topics_service.api.audit import ACTIONS
 from topics_service.api.observers import NO_OBSERVERS, Observers
 from topics_service.api.request_context import current_request
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, ConfigInput
+
+if TYPE_CHECKING:
+    from topics_service.api.access.tokens import Tokens  # imports a library that few servers need
 
 __all__ = [
     "NO_GROUP_ROUTE",
@@ -50,90 +64,163 @@ __all__ = [
 ]
 
 
-class _CurrentKeys:
-    """The keys of an authorizer and its clones. `principals` is by `key_id`, None until the keys are first replaced."""
+class _Credentials:
+    """The credentials of an authorizer and its clones. `principals` is by `key_id`, None until the keys are first
+    replaced."""
 
-    def __init__(self, keys: KeyRing | None) -> None:
+    def __init__(self, keys: KeyRing | None, users: Users, tokens: "Tokens | None") -> None:
         self.keys = keys
         self.principals: Mapping[str, Principal] | None = None
+        self.users = users
+        self.tokens = tokens
+        self.open: Final = keys is None and tokens is None and not users.are_configured
+        self.keys_only: Final = tokens is None and not users.are_configured
 
 
 class Authorizer:
-    """Identifies callers by their API keys and accounts for the resources of each key (`quotas`).
+    """Identifies callers by API key, password or token, and accounts for the resources of each (`quotas`).
 
-    The keys can be replaced at run time (`replace_keys`): calls of a key that was removed or changed end at once.
+    Authentication is disabled for good if there are neither keys nor users of the settings nor `tokens`. All three can
+    be replaced at run time: calls of a caller that was removed or changed end at once, and those of a token that
+    expires.
     """
 
     def __init__(
         self,
         keys: KeyRing | None = None,
         *,
+        users: Users | None = None,
+        tokens: "Tokens | None" = None,
         probe_auth: bool = False,
         max_inflight: int = 1000,
         quotas: Quotas | None = None,
     ) -> None:
-        """`keys` None disables authentication. `probe_auth` requires a key for the probes too.
+        """`probe_auth` requires a credential for the probes too.
 
         `quotas` are the limits of keys; if unset, the only limit is `max_inflight`, where 0 means unlimited.
         """
-        self._current = _CurrentKeys(keys)
+        self.users: Final = users or Users()
+        self.passwords: Final = Passwords(self.users)
+        self._current = _Credentials(keys, self.users, tokens)
         self._probe_auth = probe_auth
         self.quotas = quotas or Quotas(KeyLimits(in_flight=max_inflight))
         self._running = RevocableCalls()
         self._cancels = False
+        self.users.on_change = self._end_invalid
+
+    async def authenticate(self, rpc: str, authorization: bytes | None) -> Principal:
+        """Identify the caller by the Authorization header, and wait for the check of a password.
+
+        Raises `unauthorized`, alike for missing and wrong credentials, and `throttled` after too many wrong passwords.
+        """
+        try:
+            return self.identify(rpc, authorization)
+        except UnverifiedPasswordError as unverified:
+            return await self.verify(unverified)
 
     def identify(self, rpc: str, authorization: bytes | None) -> Principal:
-        """Identify the caller by the Authorization header. Missing and wrong keys raise the same `unauthorized`."""
-        keys = self._current.keys
-        if keys is None:
+        """Identify the caller as `authenticate` does, or raise UnverifiedPasswordError if that has to wait."""
+        current = self._current
+        if current.open:
             return UNRESTRICTED
         if rpc in PROBES and not self._probe_auth:
             return ANONYMOUS
         token = read_bearer(authorization)
-        principal = None if token is None else keys.find(token)
-        if principal is None:
-            raise TopicsError(Reason.UNAUTHORIZED, "missing or unknown API key")
-        if self._cancels:
-            self._running.add_task(principal)
-        return principal
+        if token is not None:
+            principal = self._find_bearer(token)
+        elif authorization is not None and (basic := read_basic(authorization)) is not None:
+            principal = self.passwords.find(*basic)
+        else:
+            principal = None
+        return self._admitted(principal)
 
-    def find(self, password: bytes) -> Principal | None:
-        """Find the owner of a key, None if unknown. Without authentication every key has the unrestricted owner."""
-        keys = self._current.keys
-        return UNRESTRICTED if keys is None else keys.find(password)
+    async def verify(self, unverified: UnverifiedPasswordError, peer: str | None = None) -> Principal:
+        """Identify the user once its password is checked. Raises as `authenticate`.
+
+        `peer` is the client's address, that of the current request if unset.
+        """
+        if peer is None:
+            request = current_request.get()
+            peer = "" if request is None else request.peer
+        return self._admitted(await self.passwords.verify(unverified.name, unverified.password, peer))
+
+    def find(self, user: bytes, password: bytes) -> Principal | None:
+        """Find the caller that gives its credential as a password, None if it is wrong.
+
+        That is an API key or a token, whatever the user, or the password of a user. Raises UnverifiedPasswordError.
+        Without authentication every password has the unrestricted caller.
+        """
+        if self._current.open:
+            return UNRESTRICTED
+        return self._find_bearer(password) or self.passwords.find(user, password)
 
     @property
     def open(self) -> bool:
         """True if authentication is disabled."""
-        return self._current.keys is None
+        return self._current.open
+
+    @property
+    def keys_only(self) -> bool:
+        """True if there are neither users of the settings nor tokens."""
+        return self._current.keys_only
 
     def replace_keys(self, keys: KeyRing, principals: Collection[Principal]) -> None:
         """Replace the keys with `keys`, whose owners are `principals`.
 
-        Calls of other principals end: those within `slot` with `unauthorized`, and tasks that a `cancelling` authorizer
-        let in by cancellation.
+        Calls of other keys end: those within `slot` with `unauthorized`, and tasks that a `cancelling` authorizer let
+        in by cancellation.
         """
         self._current.keys = keys
         self._current.principals = {principal.key_id: principal for principal in principals}
-        self._running.cancel_all_except(frozenset(principals))
+        self._end_invalid()
+
+    def replace_tokens(self, tokens: "Tokens") -> None:
+        """Replace the key of tokens. Calls with a token of another key end."""
+        self._current.tokens = tokens
+        self._end_invalid()
 
     def is_valid(self, principal: Principal) -> bool:
-        """True while the key of `principal` exists unchanged."""
-        principals = self._current.principals
+        """True while the key or user exists unchanged, or the token has not expired."""
+        current = self._current
+        if principal.role is not None:
+            if principal.expires is not None:
+                return current.tokens is not None and current.tokens.is_valid(principal)
+            known = current.users.find(principal.key_id.removeprefix("user:"))
+            return known is not None and known[1] == principal
+        principals = current.principals
         if principals is None or not principal.key_id:
             return True
-        known = principals.get(principal.key_id)
-        return known is principal or known == principal
+        owner = principals.get(principal.key_id)
+        return owner is principal or owner == principal
 
     def cancel_on_revocation(self, principal: Principal, running: "asyncio.Future[Any]") -> None:
-        """Cancel the future when the key of `principal` is removed or changed."""
+        """Cancel the future when the principal is no longer valid."""
         if principal.key_id:
             self._running.add(principal, running)
+
+    def _find_bearer(self, token: bytes) -> Principal | None:
+        current = self._current
+        if current.tokens is not None and token.count(b".") == 2:
+            principal = current.tokens.find(token)
+            if principal is not None:
+                return principal
+        return None if current.keys is None else current.keys.find(token)
+
+    def _admitted(self, principal: Principal | None) -> Principal:
+        if principal is None:
+            what = "unknown API key" if self.keys_only else "wrong credentials"
+            raise TopicsError(Reason.UNAUTHORIZED, f"missing or {what}")
+        if self._cancels:
+            self._running.add_task(principal)
+        return principal
+
+    def _end_invalid(self) -> None:
+        self._running.cancel_unless(self.is_valid)
 
     def cancelling(self) -> "Authorizer":
         """Return a clone for protocols that can't report why a call ends: it cancels the task instead.
 
-        This is the task that calls `identify`, which must serve only this call.
+        This is the task that calls `authenticate`, which must serve only this call.
         """
         clone = copy(self)
         clone._cancels = True
@@ -190,7 +277,7 @@ class _Slot:
         if not self._authorizer.is_valid(self._principal):
             if usage is not None:
                 usage.in_flight -= 1
-            raise key_revoked()
+            raise revoked(self._principal)
         call.__enter__()
 
     def __exit__(
@@ -230,30 +317,31 @@ def _refusal(principal: Principal, rpc: str) -> TopicsError:
     rule = rule_of(rpc)
     if not rule.scopes <= principal.scopes:
         missing = sorted(scope.value for scope in rule.scopes - principal.scopes)
-        return _forbidden(f"the API key lacks {' and '.join(missing)} scope")
+        who = "API key" if principal.role is None else f"role {principal.role.value}"
+        return _forbidden(f"the {who} lacks {' and '.join(missing)} scope")
     if rule.whole:
-        return _forbidden("this call spans all topics and requires a key without a prefix restriction")
-    return _forbidden("the name is outside the prefixes of the API key")
+        return _forbidden(f"this call spans all topics and requires {_a_key(principal)} without a prefix restriction")
+    return _forbidden(f"the name is outside the prefixes of the {kind_of(principal)}")
 
 
 def check_names(principal: Principal, names: Iterable[str]) -> None:
     """Raise `forbidden`, with the first denied name, unless the caller may access every name in a request body."""
     for name in names:
         if not principal.allows_name(name):
-            raise _forbidden("a name is outside the prefixes of the API key", name)
+            raise _forbidden(f"a name is outside the prefixes of the {kind_of(principal)}", name)
 
 
 def check_owned(principal: Principal, names: Iterable[str]) -> None:
     """Check names that the caller did not give: like `check_names`, but the error discloses none of them."""
     if not all(map(principal.allows_name, names)):
-        raise _forbidden("the API key may not access the underlying topics")
+        raise _forbidden(f"the {kind_of(principal)} may not access the underlying topics")
 
 
 def check_subscription(principal: Principal, keys: Iterable[str]) -> None:
     """Raise `forbidden` unless the caller may watch every topic matched by these names and patterns (`tenant42:*`)."""
     for key in keys:
         if not principal.allows_name(key.removesuffix("*")):
-            raise _forbidden("a name is outside the prefixes of the API key", key)
+            raise _forbidden(f"a name is outside the prefixes of the {kind_of(principal)}", key)
 
 
 def check_put(principal: Principal, config: ConfigInput) -> None:
@@ -275,6 +363,10 @@ def check_append(principal: Principal, request: AppendRequest, *, exists: bool) 
     if not exists and not principal.allows(Scope.ADMIN):
         raise _forbidden("creating a topic with a config requires admin scope", request.topic)
     check_put(principal, request.config)
+
+
+def _a_key(principal: Principal) -> str:
+    return "a key" if principal.role is None else f"a {kind_of(principal)}"
 
 
 def _forbidden(message: str, topic: str | None = None) -> TopicsError:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from topics_service.api.budget import MemoryBudget, Share
 from topics_service.engine.errors import Reason, TopicsError
@@ -50,7 +51,7 @@ OWN_LIMITS: Final = {
 class Usage:
     """Resources held by one key, and its limits. A key above a lowered limit keeps its slots but gets no new ones."""
 
-    __slots__ = ("connections", "in_flight", "limits", "nbytes")
+    __slots__ = ("__weakref__", "connections", "in_flight", "limits", "nbytes")
 
     def __init__(self, limits: KeyLimits) -> None:
         self.limits = limits
@@ -177,7 +178,10 @@ class Held:
 
 
 class Quotas:
-    """Limits and usage of all keys, by `key_id`."""
+    """Limits and usage of all keys, users and subjects of tokens, by `key_id`.
+
+    There may be any number of subjects, so the usage of those is forgotten once nothing refers to it.
+    """
 
     def __init__(
         self,
@@ -190,12 +194,18 @@ class Quotas:
         self._common = common
         self._own = own or {}
         self._usages: dict[str, Usage] = {}
+        self._passing: WeakValueDictionary[str, Usage] = WeakValueDictionary()  # of users and subjects
 
     def for_key(self, key_id: str) -> Usage:
-        """Return the usage of a key, always the same object."""
+        """Return the usage of a key, always the same object; that of a user or subject while somebody keeps it."""
         usage = self._usages.get(key_id)
         if usage is None:
-            usage = self._usages[key_id] = Usage(self._limits(key_id))
+            if ":" in key_id:
+                usage = self._passing.get(key_id)
+                if usage is None:
+                    usage = self._passing[key_id] = Usage(self._common)
+            else:
+                usage = self._usages[key_id] = Usage(self._limits(key_id))
         return usage
 
     def replace_limits(self, own: Mapping[str, Mapping[str, int]]) -> None:

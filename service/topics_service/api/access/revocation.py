@@ -1,11 +1,12 @@
-"""Running calls by API key, so that they can be cancelled when the key is revoked."""
+"""Running calls by caller, so that they end when its key is revoked, its user changes or its token expires."""
 
 import asyncio
-from collections.abc import Container
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from topics_service.api.access.auth import Principal
+from topics_service.api.access.auth import Principal, kind_of
 from topics_service.engine.errors import Reason, TopicsError
 
 
@@ -15,8 +16,37 @@ class Cancellable(Protocol):
     def cancel(self) -> object: ...
 
 
+_MAX_SLEEP_SECONDS: Final = 3600.0
+
+
+class _Expiry:
+    """Cancels a call when its token expires, until it is stopped."""
+
+    __slots__ = ("_call", "_expires", "_timer")
+
+    def __init__(self, call: Cancellable, expires: float) -> None:
+        self._call = call
+        self._expires = expires
+        self._wait()
+
+    def stop(self, _: object = None) -> None:
+        """Leave the call alone from now on. Idempotent."""
+        self._timer.cancel()
+
+    def _wait(self) -> None:
+        """The clock may be set meanwhile, and a token may be valid for longer than a timer can be."""
+        left = min(max(0.0, self._expires - time.time()), _MAX_SLEEP_SECONDS)
+        self._timer = asyncio.get_running_loop().call_later(left, self._woken)
+
+    def _woken(self) -> None:
+        if time.time() >= self._expires:
+            self._call.cancel()
+        else:
+            self._wait()
+
+
 class RevocableCalls:
-    """Running tasks and calls of all keys, on one event loop.
+    """Running tasks and calls of all callers, on one event loop.
 
     Every request passes through it, so it uses plain sets and never hashes a Principal.
     """
@@ -26,10 +56,12 @@ class RevocableCalls:
         self._futures: dict[Cancellable, Principal] = {}
 
     def add(self, principal: Principal, running: "asyncio.Future[Any]") -> None:
-        """Cancel a future, which must serve only `principal`, if the key is revoked before it is done."""
+        """Cancel a future, which must serve only `principal`, if that becomes invalid before it is done."""
         futures = self._futures
         if running not in futures:
             running.add_done_callback(self._remove)
+            if principal.expires is not None:
+                running.add_done_callback(_Expiry(running, principal.expires).stop)
         futures[running] = principal
 
     def add_task(self, principal: Principal) -> None:
@@ -39,15 +71,15 @@ class RevocableCalls:
             self.add(principal, task)
 
     def call(self, principal: Principal) -> "RevocableCall":
-        """Return a context that is cancelled when the key is revoked; leaving it then raises `unauthorized`."""
+        """Return a context that is cancelled once `principal` is invalid; leaving it then raises `unauthorized`."""
         return RevocableCall(self._calls, principal)
 
-    def cancel_all_except(self, principals: Container[Principal]) -> None:
-        """Cancel the calls and futures of all other principals."""
-        for call in [each for each in self._calls if each.principal not in principals]:
+    def cancel_unless(self, is_valid: Callable[[Principal], bool]) -> None:
+        """Cancel the calls and futures of all principals but the valid ones."""
+        for call in [each for each in self._calls if not is_valid(each.principal)]:
             self._calls.discard(call)
             call.cancel()
-        for running in [each for each, principal in self._futures.items() if principal not in principals]:
+        for running in [each for each, principal in self._futures.items() if not is_valid(principal)]:
             running.cancel()
 
     def _remove(self, running: "asyncio.Future[Any]") -> None:
@@ -57,40 +89,46 @@ class RevocableCalls:
 class RevocableCall:
     """A revocable part of a task, from enter to exit."""
 
-    __slots__ = ("_calls", "_is_revoked", "_task", "principal")
+    __slots__ = ("_calls", "_expiry", "_is_revoked", "_task", "principal")
 
     def __init__(self, calls: "set[RevocableCall]", principal: Principal) -> None:
         self._calls: Final = calls
         self.principal: Final = principal
         self._is_revoked = False
         self._task: asyncio.Task[Any] | None = None
+        self._expiry: _Expiry | None = None
 
     def __enter__(self) -> Self:
         self._task = _task()
         if self._task is not None:
             self._calls.add(self)
+            if self.principal.expires is not None:
+                self._expiry = _Expiry(self, self.principal.expires)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._calls.discard(self)
+        if self._expiry is not None:
+            self._expiry.stop()
         task = self._task
         if not self._is_revoked or task is None or kind is None or not issubclass(kind, asyncio.CancelledError):
             return
         if not task.uncancel():  # no other cancellation is pending, such as that of a client that left
-            raise key_revoked() from None
+            raise revoked(self.principal) from None
 
     def cancel(self) -> None:
-        """Cancel the task, as the key was revoked."""
+        """Cancel the task, as its caller is no longer valid."""
         self._is_revoked = True
         if self._task is not None:
             self._task.cancel()
 
 
-def key_revoked() -> TopicsError:
-    """Return the error for calls whose key was revoked."""
-    return TopicsError(Reason.UNAUTHORIZED, "the API key was removed or changed")
+def revoked(principal: Principal) -> TopicsError:
+    """Return the error for calls whose caller is no longer valid."""
+    how = "has expired or its key was replaced" if principal.expires is not None else "was removed or changed"
+    return TopicsError(Reason.UNAUTHORIZED, f"the {kind_of(principal)} {how}")
 
 
 def _task() -> asyncio.Task[Any] | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, Final
 
-from topics_service.api.access.auth import ALL_SCOPES, Principal, Role, Scope
+from topics_service.api.access.auth import ALL_SCOPES, Principal, Role, Scope, kind_of
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables.errors import sql_error
 
@@ -103,7 +103,7 @@ def require(principal: Principal, capability: Capability, names: Iterable[str] =
         return
     for name in names:
         if not principal.allows_name(name):
-            raise _forbidden(f"a name is outside the prefixes of the {_kind(principal)}", topic=name)
+            raise _forbidden(f"a name is outside the prefixes of the {kind_of(principal)}", topic=name)
 
 
 def require_user(principal: Principal, role: Role, prefixes: tuple[str, ...] | None) -> None:
@@ -116,7 +116,7 @@ def require_user(principal: Principal, role: Role, prefixes: tuple[str, ...] | N
     if _RANKS[role] > _RANKS[own]:
         raise _forbidden(f"the role {own.value} may not manage users with the role {role.value}")
     if principal.prefixes is not None and not (prefixes and all(map(principal.allows_name, prefixes))):
-        raise _forbidden(f"the user's prefixes are not within those of the {_kind(principal)}")
+        raise _forbidden(f"the user's prefixes are not within those of the {kind_of(principal)}")
 
 
 def _refusal(principal: Principal, capability: Capability) -> str:
@@ -128,7 +128,3 @@ def _refusal(principal: Principal, capability: Capability) -> str:
 
 def _forbidden(message: str, **facts: Any) -> TopicsError:
     return sql_error(Reason.FORBIDDEN, message, **facts)
-
-
-def _kind(principal: Principal) -> str:
-    return "API key" if principal.role is None else "token" if principal.key_id.startswith("jwt:") else "user"

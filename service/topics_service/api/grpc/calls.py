@@ -125,14 +125,20 @@ class OpenCall:
         handler, context = self._handler, self._context
         try:
             if handler.response_streaming:
-                inner = handler.unary_stream or handler.stream_stream  # a refusal is a stream of any kind
-                async with aclosing(inner(_parsed(handler, request), context)) as messages:
+                # A refusal, or a password that is checked first, makes any call a stream both ways.
+                inner = handler.unary_stream or handler.stream_stream
+                given = _only(request) if handler.request_streaming else _parsed(handler, request)
+                async with aclosing(inner(given, context)) as messages:
                     async for message in messages:
                         yield _serialized(handler, message)
             else:
                 yield _serialized(handler, await handler.unary_unary(_parsed(handler, request), context))
         except grpc.aio.AbortError:
             return
+
+
+async def _only(request: bytes) -> AsyncGenerator[bytes, None]:
+    yield request
 
 
 def _parsed(handler: Any, request: bytes) -> Any:

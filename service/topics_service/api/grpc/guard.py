@@ -14,11 +14,13 @@ from google.protobuf.message import DecodeError
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import Authorizer, authorize, rule_of
+from topics_service.api.access.passwords import UnverifiedPasswordError
 from topics_service.api.access.quota import SMALL_BYTES, Held, Usage, count_refusal
 from topics_service.api.grpc.handlers import OUR_METHODS, Context, Handler, function_of, wrap_handler
 from topics_service.api.grpc.status import failure
 from topics_service.api.memory_wait import wait_for
 from topics_service.api.observers import NO_OBSERVERS, Observers
+from topics_service.api.request_context import RequestContext
 from topics_service.engine.errors import Reason, TopicsError, invalid
 
 log = logging.getLogger("topics.grpc")
@@ -69,22 +71,16 @@ class _AuthorizedCallContext(_CallContext):
         self,
         authorizer: Authorizer,
         method: str,
-        metadata: Iterable[tuple[str, str | bytes]],
+        principal: Principal,
         refusals: Refusals,
         observers: Observers,
     ) -> None:
-        """Raises `invalid_request` for two keys, `unauthorized`, and `throttled` when its key has too many calls."""
+        """Raises `throttled` when the caller has too many calls."""
         super().__init__(method, refusals)
         self._authorizer = authorizer
         self._observers = observers
-        self._rpc = method[1:].replace("/", ".")
-        given = [value for name, value in metadata if name == "authorization"]
-        if len(given) > 1:  # a proxy in front may check the other one
-            raise invalid("more than one authorization in the metadata")
-        authorization = given[0] if given else None
-        if isinstance(authorization, str):
-            authorization = authorization.encode()
-        self._principal = authorizer.identify(self._rpc, authorization)
+        self._rpc = _rpc_of(method)
+        self._principal = principal
         self._usage: Usage | None = None
         self._held = Held(None, authorizer.quotas.memory, _DECODED)
         if self._principal.key_id:
@@ -199,11 +195,67 @@ class Guard(grpc.aio.ServerInterceptor):
         if not method.startswith(OUR_METHODS):
             return _guarded(handler, _CallContext(method, self._refusals))
         try:
-            metadata = handler_call_details.invocation_metadata or ()
-            call_context = _AuthorizedCallContext(self._authorizer, method, metadata, self._refusals, self._observers)
+            authorization = _authorization(handler_call_details.invocation_metadata or ())
+            principal = self._authorizer.identify(_rpc_of(method), authorization)
+            return _guarded(handler, self._authorized(method, principal))
+        except UnverifiedPasswordError as unverified:
+            return self._verified(handler, method, unverified)
         except TopicsError as error:
             return _refused(_CallContext(method, self._refusals), error)
-        return _guarded(handler, call_context)
+
+    def _authorized(self, method: str, principal: Principal) -> _AuthorizedCallContext:
+        return _AuthorizedCallContext(self._authorizer, method, principal, self._refusals, self._observers)
+
+    def _verified(
+        self, handler: "grpc.RpcMethodHandler[Any, Any]", method: str, unverified: UnverifiedPasswordError
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """Check the password before the request is read, as only the call itself knows the address of its client.
+
+        For that a call of any kind becomes a stream of bytes.
+        """
+
+        async def call(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
+            try:
+                peer = RequestContext("grpc", context).peer
+                call_context = self._authorized(method, await self._authorizer.verify(unverified, peer))
+            except TopicsError as error:
+                await _abort(context, _CallContext(method, self._refusals), error)
+            guarded = _guarded(handler, call_context)
+            inner, serialize = function_of(guarded), guarded.response_serializer
+            try:
+                given = _deserialized(requests, guarded.request_deserializer)
+                request = given if guarded.request_streaming else await anext(given, None)
+                if request is None:
+                    await context.abort(grpc.StatusCode.INTERNAL, "the request has no message")
+                if guarded.response_streaming:
+                    async with aclosing(inner(request, context)) as replies:
+                        async for reply in replies:
+                            yield reply if serialize is None else serialize(reply)
+                else:
+                    reply = await inner(request, context)
+                    yield reply if serialize is None else serialize(reply)
+            finally:
+                call_context.leave()
+
+        return grpc.stream_stream_rpc_method_handler(call)
+
+
+def _rpc_of(method: str) -> str:
+    return method[1:].replace("/", ".")
+
+
+def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
+    """The credential in the metadata. Raises `invalid_request` for two."""
+    given = [value for name, value in metadata if name == "authorization"]
+    if len(given) > 1:  # a proxy in front may check the other one
+        raise invalid("more than one authorization in the metadata")
+    authorization = given[0] if given else None
+    return authorization.encode() if isinstance(authorization, str) else authorization
+
+
+async def _deserialized(requests: AsyncIterator[bytes], parse: Callable[[bytes], Any] | None) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield request if parse is None else parse(request)
 
 
 def _refused(call_context: _CallContext, error: TopicsError) -> "grpc.RpcMethodHandler[Any, Any]":
