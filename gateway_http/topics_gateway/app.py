@@ -27,6 +27,7 @@ from topics_gateway.response import EventStream, Response, send_response
 from topics_gateway.router_endpoints import RouterEndpoints
 from topics_gateway.routes import UNROUTED, Route, RouteTable
 from topics_gateway.settings import GatewaySettings
+from topics_gateway.sql_endpoints import SqlEndpoints
 from topics_gateway.sse import query_token, serve
 from topics_gateway.topic_endpoints import TopicEndpoints
 from topics_gateway.watch_endpoints import WatchEndpoints
@@ -82,7 +83,16 @@ def _handlers(api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) 
     routers = RouterEndpoints(api, settings)
     groups = GroupEndpoints(api, settings, rendered)
     probes = ProbeEndpoints(api, settings)
+    sql: dict[str, Handler] = {}
+    if api.sql is not None:
+        calls = SqlEndpoints(api.sql, settings)
+        sql = {
+            "topics.v1.SqlService.Execute": calls.execute,
+            "topics.v1.SqlService.Consume": calls.consume,
+            "topics.v1.SqlService.Ack": calls.ack,
+        }
     return {
+        **sql,
         "topics.v1.TopicsService.PutTopic": topics.put,
         "topics.v1.TopicsService.GetTopic": topics.get,
         "topics.v1.TopicsService.ListTopics": topics.list,

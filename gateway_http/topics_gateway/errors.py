@@ -6,6 +6,14 @@ from topics_gateway.response import Response, encode
 from topics_service.engine.errors import Reason, TopicsError
 
 
+class SqlError(TopicsError):
+    """The error of a statement, with the results of the statements before it."""
+
+    def __init__(self, error: TopicsError, results: list[dict[str, Any]]) -> None:
+        super().__init__(error.reason, error.message, error.detail, retry_after_ms=error.retry_after_ms)
+        self.results = results
+
+
 def error_response(error: TopicsError, elapsed_ms: float) -> Response:
     """`error` in the envelope, with its status and, where a retry can help, Retry-After in whole seconds."""
     envelope: dict[str, Any] = {"code": error.reason.code, "message": error.message}
@@ -14,7 +22,10 @@ def error_response(error: TopicsError, elapsed_ms: float) -> Response:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if error.retry_after_ms is not None:
         headers = ((b"retry-after", b"%d" % max(1, -(-error.retry_after_ms // 1000))),)
-    body = encode({"error": envelope, "performance": {"server_total_ms": elapsed_ms}})
+    members: dict[str, Any] = {"error": envelope, "performance": {"server_total_ms": elapsed_ms}}
+    if isinstance(error, SqlError):
+        members = {"status": "error", "results": error.results} | members
+    body = encode(members)
     return Response(error.reason.value.http_status, body, headers)
 
 

@@ -12,6 +12,7 @@ from topics_server.forwarder import Forwarder
 from topics_server.lag import LoopLag
 from topics_server.notices import log
 from topics_server.resources import Resources
+from topics_server.shown_settings import shown_settings
 from topics_server.space import DiskSpace
 from topics_server.trimming import trim_archive
 from topics_service.api.audit import AuditLog
@@ -21,6 +22,8 @@ from topics_service.api.metrics.collector import MetricsSources
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.scheduling.pressure import Pressure
+from topics_service.api.sql.system import SystemTables
+from topics_service.api.sql.users import NoUsers
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
@@ -29,6 +32,7 @@ from topics_service.storage import checkpoint, properties
 from topics_service.storage.reclaim import Reclaim
 from topics_service.storage.store import StoreError
 from topics_service.storage.tombstone_compaction import TombstoneCompaction
+from topics_sql.reader import Reader
 
 
 class Core:
@@ -90,6 +94,12 @@ class Core:
             traces=traces.statistics,
         )
         self.api = TopicsApi(engine, self._commit, pressure, settings.watch_caps, sources, observers)
+        self.api.serve_sql(
+            Reader(),
+            SystemTables(engine, settings=shown_settings(settings)),
+            NoUsers(),
+            timeout_seconds=settings.sql_statement_timeout,
+        )
         self.api.watches.connections.quotas = self.authorizer.quotas
         folder = settings.data_path / "checkpoints"
         make = self.api.metrics.checkpoints.counted(partial(checkpoint.create, store))

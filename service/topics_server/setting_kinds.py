@@ -127,6 +127,14 @@ def shown_default(setting: Field[Any]) -> str:
     return unit.shown(default) if unit is not None and default else str(default)
 
 
+def shown_value(setting: Field[Any], value: Any) -> str:
+    """A value of a setting as people write it: `1GiB`, `30s`, `off`."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    unit = _unit(setting.metadata["env"])
+    return unit.shown(value) if unit is not None and isinstance(value, int) and value else str(value)
+
+
 def _is_number(text: str) -> bool:
     """True for a number as people write one: Python refuses to read one of thousands of digits."""
     return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS

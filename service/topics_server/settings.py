@@ -238,6 +238,9 @@ class Settings:
     )
     max_watch_topics: int = _setting("TOPICS_MAX_WATCH_TOPICS", 256, "maximum topics in one watch")
     max_claim: int = _setting("TOPICS_MAX_CLAIM", 1000, "maximum jobs in one claim, ack, nack or extend")
+    sql_statement_timeout: int = _setting(
+        "TOPICS_SQL_STATEMENT_TIMEOUT", 30, "maximum time of one SQL statement, without its wait for durability"
+    )
     max_topics: int = _setting("TOPICS_MAX_TOPICS", 100_000, "maximum topics, counted by partitions; 0 is unlimited")
     max_partitions: int = _setting("TOPICS_MAX_PARTITIONS", 1000, "maximum partitions of one topic")
     max_routers: int = _setting("TOPICS_MAX_ROUTERS", 10_000, "maximum routers; 0 is unlimited")

@@ -45,6 +45,17 @@ class CacheStatistics:
 
 
 @dataclass(slots=True)
+class SqlStatistics:
+    """Statements of SQL by kind, such as `Insert`, requests that failed, rows, statements that took too long."""
+
+    statements: Counter[str] = field(default_factory=Counter)
+    failed: int = 0
+    rows_read: int = 0
+    rows_changed: int = 0
+    timeouts: int = 0
+
+
+@dataclass(slots=True)
 class WatchStatistics:
     """Connected streams, and frames sent to watchers since the start.
 

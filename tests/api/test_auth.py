@@ -14,6 +14,7 @@ from topics_proto.v1 import (
     group_service_pb2,
     queue_service_pb2,
     router_service_pb2,
+    sql_service_pb2,
     topics_service_pb2,
     watch_service_pb2,
 )
@@ -238,7 +239,8 @@ def test_names() -> None:
 # ------------------------------------------------------------------------- rules
 
 MODULES = (
-    topics_service_pb2, queue_service_pb2, router_service_pb2, group_service_pb2, watch_service_pb2, admin_service_pb2,
+    topics_service_pb2, queue_service_pb2, router_service_pb2, group_service_pb2, watch_service_pb2, sql_service_pb2,
+    admin_service_pb2,
 )  # fmt: skip
 NAMES_IN_BODIES = {
     "topics.v1.TopicsService.PutTopic": {"config.dead_letter", "config.retain_until_acked_by"},
@@ -253,6 +255,8 @@ NAMES_IN_BODIES = {
     "topics.v1.GroupService.FetchPositions": {"topic"},
     "topics.v1.GroupService.ResetPositions": {"topics.topic"},
     "topics.v1.GroupService.DeletePositions": {"topics.topic"},
+    "topics.v1.SqlService.Consume": {"topic"},
+    "topics.v1.SqlService.Ack": {"topic"},
     # Not built yet: the implementation has to check these names with check_names.
     "topics.v1.RouterService.PutRouter": {"config.source", "config.dest"},
     "topics.v1.RouterService.ListRouters": {"source", "dest"},

@@ -27,6 +27,7 @@ from topics_proto.v1 import (
     group_service_pb2,
     queue_service_pb2,
     router_service_pb2,
+    sql_service_pb2,
     topics_service_pb2,
     watch_service_pb2,
 )
@@ -35,7 +36,8 @@ PATIENCE = 0.5  # for an answer; a server that waits for more of a request sends
 ROUNDS = 1000
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MODULES = (
-    topics_service_pb2, queue_service_pb2, router_service_pb2, group_service_pb2, watch_service_pb2, admin_service_pb2,
+    topics_service_pb2, queue_service_pb2, router_service_pb2, group_service_pb2, watch_service_pb2, sql_service_pb2,
+    admin_service_pb2,
 )  # fmt: skip
 RPCS = [rpc for module in MODULES for service in module.DESCRIPTOR.services_by_name.values() for rpc in service.methods]
 GRPC_STATUSES = {

@@ -22,6 +22,7 @@ from topics_proto.v1 import (
     queue_service_pb2,
     record_pb2,
     router_service_pb2,
+    sql_service_pb2,
     topics_service_pb2_grpc,
     watch_service_pb2,
 )
@@ -53,7 +54,9 @@ KEYS = {
     "multi": "sekret-multi:read+write:t42:|shared.",
 }
 SECRETS = {name: entry.partition(":")[0] for name, entry in KEYS.items()} | {"unknown": "sekret-unknown"}
-MODULES = (pb, queue_service_pb2, router_service_pb2, group_service_pb2, watch_service_pb2, admin_service_pb2)
+MODULES = (
+    pb, queue_service_pb2, router_service_pb2, group_service_pb2, watch_service_pb2, sql_service_pb2, admin_service_pb2,
+)  # fmt: skip
 RPCS = [
     rpc
     for module in MODULES

@@ -57,6 +57,9 @@ NEEDS = {
     "WatchService.CreateWatch": {"read"},
     "WatchService.OpenWatch": {"read"},
     "WatchService.Watch": {"read"},
+    "SqlService.Execute": set(),  # those of each statement
+    "SqlService.Consume": {"read"},
+    "SqlService.Ack": {"read"},
     "AdminService.GetMetrics": {"read"},
     "AdminService.ListBulkReaders": {"read"},
     "AdminService.CreateCheckpoint": {"admin"},

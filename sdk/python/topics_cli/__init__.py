@@ -41,6 +41,9 @@ _GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "router": ("router", "list, create and remove routers between topics"),
         "groups": ("groups", "list consumer groups and their lag, reset or delete them"),
     },
+    "SQL": {
+        "sql": ("sql", "run SQL statements, with a prompt"),
+    },
     "Data": {
         "import": ("importing", "append a file to a topic"),
         "export": ("exporting", "write the records of a topic to a file"),

@@ -69,7 +69,12 @@ def rows(
 
 
 def table(
-    names: Sequence[str], cells: Sequence[Sequence[object]], *, headers: bool = True, color: bool = False
+    names: Sequence[str],
+    cells: Sequence[Sequence[object]],
+    *,
+    headers: bool = True,
+    color: bool = False,
+    heading: Callable[[str], str] = str.upper,
 ) -> None:
     """Cells under their names: text to the left, numbers to the right. Nothing where there is no row.
 
@@ -79,7 +84,7 @@ def table(
     from shutil import get_terminal_size
 
     width = get_terminal_size().columns if sys.stdout.isatty() else None
-    for text in table_lines(names, cells, headers=headers, color=color, width=width):
+    for text in table_lines(names, cells, headers=headers, color=color, width=width, heading=heading):
         print(text)
 
 
@@ -90,6 +95,7 @@ def table_lines(
     headers: bool = True,
     color: bool = False,
     width: int | None = None,
+    heading: Callable[[str], str] = str.upper,
 ) -> Iterable[str]:
     """The lines of `table`, no longer than `width` if texts can be cut so far; numbers are whole always."""
     if not cells:
@@ -99,7 +105,9 @@ def table_lines(
     for number, name in enumerate(names):
         values = [row[number] for row in cells]
         numeric.append(all(isinstance(value, int | float | Measure | None) for value in values))
-        columns.append([name.upper()] * headers + [clean("-" if value is None else str(value)) for value in values])
+        columns.append(
+            [clean(heading(name))] * headers + [clean("-" if value is None else str(value)) for value in values]
+        )
     widths = [max(map(len, column)) for column in columns]
     if width is not None:
         minimum = [

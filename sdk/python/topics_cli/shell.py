@@ -4,7 +4,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -96,7 +96,7 @@ def execute(words: Sequence[str]) -> int:
 @contextmanager
 def _lines(prompt: str) -> "Iterator[Iterator[str]]":
     if sys.stdin is not None and sys.stdin.isatty():
-        with _editing():
+        with editing("history", _completed):
             yield _asked(prompt)
         return
     # A command that reads standard input is not to take the lines behind it.
@@ -116,26 +116,27 @@ def _asked(prompt: str) -> Iterator[str]:
             print()
             continue
         if "@" in line and "://" in line:
-            _forget()
+            forget()
         yield line
 
 
 @contextmanager
-def _editing() -> Iterator[None]:
-    """History and completion, where Python has readline."""
+def editing(history: str, completer: "Callable[[str, int], str | None] | None" = None) -> Iterator[None]:
+    """History in a file of this name, and completion, where Python has readline."""
     try:
         import readline
     except ModuleNotFoundError:
         yield
         return
-    file = _history_file()
+    file = _history_file(history)
     if file is not None:
         with suppress(OSError):
             readline.read_history_file(file)
     readline.set_history_length(_HISTORY_LINES)
-    readline.set_completer_delims(" \t\n")
-    readline.set_completer(_completed)
-    readline.parse_and_bind("tab: complete")
+    if completer is not None:
+        readline.set_completer_delims(" \t\n")
+        readline.set_completer(completer)
+    readline.parse_and_bind("tab: complete" if completer is not None else "tab: tab-insert")
     try:
         yield
     finally:
@@ -146,15 +147,16 @@ def _editing() -> Iterator[None]:
                 readline.write_history_file(file)
 
 
-def _history_file() -> Path | None:
+def _history_file(name: str) -> Path | None:
     if folder := os.environ.get("XDG_STATE_HOME"):
-        return Path(folder) / "topics/history"
+        return Path(folder) / "topics" / name
     with suppress(RuntimeError):
-        return Path.home() / ".local/state/topics/history"
+        return Path.home() / ".local/state/topics" / name
     return None
 
 
-def _forget() -> None:
+def forget() -> None:
+    """Remove the last line from the history."""
     with suppress(ImportError, ValueError):
         import readline
 

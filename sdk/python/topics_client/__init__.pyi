@@ -60,6 +60,13 @@ from .producer.api import (
 from .producer.core import ProducerStatistics as ProducerStatistics
 from .reading import ReadOptions as ReadOptions
 from .retry import Retry as Retry
+from .sqlresults import (
+    Message as Message,
+    MessageGap as MessageGap,
+    Messages as Messages,
+    SqlColumn as SqlColumn,
+    SqlResult as SqlResult,
+)
 from .sync.arrow import ArrowStream as ArrowStream
 from .sync.client import TopicsClient as TopicsClient
 from .sync.streams import (

@@ -26,6 +26,7 @@ from topics_proto.v1.admin_service_pb2_grpc import AdminServiceStub
 from topics_proto.v1.group_service_pb2_grpc import GroupServiceStub
 from topics_proto.v1.queue_service_pb2_grpc import QueueServiceStub
 from topics_proto.v1.router_service_pb2_grpc import RouterServiceStub
+from topics_proto.v1.sql_service_pb2_grpc import SqlServiceStub
 from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceStub
 from topics_proto.v1.watch_service_pb2_grpc import WatchServiceStub
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from topics_proto.v1.group_service_pb2_grpc import GroupServiceAsyncStub
     from topics_proto.v1.queue_service_pb2_grpc import QueueServiceAsyncStub
     from topics_proto.v1.router_service_pb2_grpc import RouterServiceAsyncStub
+    from topics_proto.v1.sql_service_pb2_grpc import SqlServiceAsyncStub
     from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceAsyncStub
     from topics_proto.v1.watch_service_pb2_grpc import WatchServiceAsyncStub
 
@@ -84,6 +86,11 @@ class AsyncConnection:
     def groups(self) -> "GroupServiceAsyncStub":
         """The calls of GroupService."""
         return GroupServiceStub(self._channel)
+
+    @cached_property
+    def sql(self) -> "SqlServiceAsyncStub":
+        """The calls of SqlService."""
+        return SqlServiceStub(self._channel)
 
     @cached_property
     def watches(self) -> "WatchServiceAsyncStub":

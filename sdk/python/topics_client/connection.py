@@ -19,6 +19,7 @@ from topics_proto.v1.admin_service_pb2_grpc import AdminServiceStub
 from topics_proto.v1.group_service_pb2_grpc import GroupServiceStub
 from topics_proto.v1.queue_service_pb2_grpc import QueueServiceStub
 from topics_proto.v1.router_service_pb2_grpc import RouterServiceStub
+from topics_proto.v1.sql_service_pb2_grpc import SqlServiceStub
 from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceStub
 from topics_proto.v1.watch_service_pb2_grpc import WatchServiceStub
 
@@ -59,6 +60,7 @@ class Connection:
         self.queues = QueueServiceStub(self._channel)
         self.routers = RouterServiceStub(self._channel)
         self.groups = GroupServiceStub(self._channel)
+        self.sql = SqlServiceStub(self._channel)
         self.watches = WatchServiceStub(self._channel)
         self.admin = AdminServiceStub(self._channel)
 

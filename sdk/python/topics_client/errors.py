@@ -41,6 +41,26 @@ class TopicsError(Exception):
     def __str__(self) -> str:
         return f"{self.reason}: {self.message}"
 
+    @property
+    def sqlstate(self) -> str | None:
+        """The SQLSTATE of the error of a statement."""
+        return self.detail.get("sqlstate")
+
+    @property
+    def line(self) -> int | None:
+        """The line of the text that the error is at, from 1."""
+        return _number(self.detail.get("line"))
+
+    @property
+    def column(self) -> int | None:
+        """The column in the line, from 1."""
+        return _number(self.detail.get("column"))
+
+    @property
+    def statement(self) -> int | None:
+        """The place of the statement among those of its request, from 0: those before it are done."""
+        return _number(self.detail.get("statement"))
+
 
 class InvalidRequestError(TopicsError):
     """The request is malformed or too large: it can never succeed unchanged."""
@@ -106,6 +126,10 @@ def error_of(
 ) -> TopicsError:
     """The error for an error code."""
     return _registry().get(code, TopicsError)(code, message, detail, retry_after_ms)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
 
 
 def may_be_done(error: TopicsError) -> bool:

@@ -10,6 +10,7 @@ from topics_proto.v1 import (
     group_service_pb2,
     queue_service_pb2,
     router_service_pb2,
+    sql_service_pb2,
     topics_service_pb2,
     watch_service_pb2,
 )
@@ -19,6 +20,7 @@ _FILES = (
     group_service_pb2,
     queue_service_pb2,
     router_service_pb2,
+    sql_service_pb2,
     topics_service_pb2,
     watch_service_pb2,
 )

@@ -3,6 +3,7 @@ express."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from math import ceil
 from typing import Any, Final
 
 from topics_client.codecs import Encode
@@ -16,7 +17,9 @@ from topics_proto.v1 import topics_service_pb2 as topics
 from topics_proto.v1.group_pb2 import LOG_END_EARLIEST, LOG_END_LATEST, PositionCommit
 from topics_proto.v1.group_service_pb2 import ResetPositionsRequest
 from topics_proto.v1.record_pb2 import TagMatch
+from topics_proto.v1.sql_service_pb2 import SqlServiceConsumeRequest
 
+_ENDS: Final = {"earliest": LOG_END_EARLIEST, "latest": LOG_END_LATEST}
 _ARROW_BYTES: Final = 1 << 20  # the largest frames: each is a batch
 
 
@@ -134,6 +137,22 @@ def router_config(config: RouterConfig, *, create_dest: bool, backfill: bool) ->
     )
 
 
+def sql_consume_request(
+    topic: str, group: str, start: str | int, limit: int, partition: int, wait: float
+) -> SqlServiceConsumeRequest:
+    """A read of messages for a group."""
+    request = SqlServiceConsumeRequest(
+        topic=topic, group_id=group, limit=limit, partition_id=partition, timeout_seconds=ceil(wait)
+    )
+    if isinstance(start, int):
+        request.start_offset = start
+    elif start in _ENDS:
+        request.start_at = _ENDS[start]
+    else:
+        raise InvalidRequestError("invalid_request", f"start is earliest, latest or an offset, not {start!r}")
+    return request
+
+
 def finished(jobs: Sequence[Job]) -> queues.FinishedJobs | None:
     """Jobs to be acked by a claim."""
     return queues.FinishedJobs(**fence(jobs)) if jobs else None
@@ -166,13 +185,12 @@ def reset_request(
     request = ResetPositionsRequest(group=group)
     if (to is None) == (to_ts_ms is None):
         raise InvalidRequestError("invalid_request", "give either to or to_ts_ms")
-    ends = {"earliest": LOG_END_EARLIEST, "latest": LOG_END_LATEST}
     if to_ts_ms is not None:
         request.to_ts_ms = to_ts_ms
     elif isinstance(to, int):
         request.to_from_seq = to
-    elif to in ends:
-        request.to_end = ends[to]
+    elif to in _ENDS:
+        request.to_end = _ENDS[to]
     else:
         raise InvalidRequestError("invalid_request", f"a position is earliest, latest or a seq, not {to!r}")
     for name in names:

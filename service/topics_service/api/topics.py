@@ -23,6 +23,10 @@ from topics_service.api.scheduling.batcher import WriteBatcher
 from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.scheduling.pressure import Pressure, Shortage
 from topics_service.api.sql.consume import ConsumeApi
+from topics_service.api.sql.executor import SqlApi
+from topics_service.api.sql.reader import SqlReader
+from topics_service.api.sql.seams import UserCalls
+from topics_service.api.sql.system import SystemTables
 from topics_service.api.watch import WatchApi, WatchCaps
 from topics_service.engine import cluster
 from topics_service.engine.batches import BatchReply, BatchRequest, FetchReply, FetchRequest
@@ -105,6 +109,7 @@ class TopicsApi:
         self.consumers = ConsumeApi(
             self._admit, self._settle, self.routers.forwarded, self.expiry_durable, self.notify_on_drain, observers
         )
+        self.sql: SqlApi | None = None
         self.queues = QueuesApi(
             self._admit, self._settle, self.watches.connection, self.routers.forwarded, observers=observers
         )
@@ -124,6 +129,23 @@ class TopicsApi:
         if self._membership is None:
             self._membership = MembershipApi(self._engine, self.catalog, self.settled, self.is_durable, settings)
         return self._membership
+
+    def serve_sql(self, reader: SqlReader, system: SystemTables, users: UserCalls, timeout_seconds: float) -> SqlApi:
+        """Serve SQL, read by `reader`; call it once, before the protocols are set up."""
+        self.sql = SqlApi(
+            self._admit,
+            self._settle,
+            reader,
+            pressure=self._pressure,
+            consumers=self.consumers,
+            users=users,
+            system=system,
+            statistics=self.metrics.sql,
+            observers=self.observers,
+            timeout_seconds=timeout_seconds,
+        )
+        self.metrics.caches["plans"] = self.sql.plans
+        return self.sql
 
     def cluster_id(self) -> str:
         """See `cluster.cluster_id`."""

@@ -141,6 +141,11 @@ class Topic:
         """The id; a dormant topic stays dormant."""
         return self.identity.topic_id if self._stored is None else decode_row(self._stored.row).topic_id
 
+    @property
+    def created_ts(self) -> int:
+        """The time of its creation in ms."""
+        return self._row.created_ts
+
     def row(self, config: TopicConfig, **changed: Any) -> TopicRow:
         """The catalog row with another config, and other fields that are given."""
         return msgspec.structs.replace(self._row, config=config, **changed)

@@ -10,6 +10,7 @@ from topics_client.aio.groups import AsyncGroups
 from topics_client.aio.queues import AsyncQueues
 from topics_client.aio.records import AsyncRecords
 from topics_client.aio.routers import AsyncRouters
+from topics_client.aio.sql import AsyncSql
 from topics_client.aio.topics import AsyncTopics
 from topics_client.codecs import Codec, codec_of
 from topics_client.errors import UnavailableError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from topics_client.worker.options import WorkerOptions
 
 
-class AsyncTopicsClient(AsyncTopics, AsyncAppends, AsyncRecords, AsyncQueues, AsyncRouters, AsyncGroups):
+class AsyncTopicsClient(AsyncTopics, AsyncAppends, AsyncRecords, AsyncQueues, AsyncRouters, AsyncGroups, AsyncSql):
     """All calls of a server. Calls raise TopicsError; its subclasses are in `topics_client.errors`.
 
     One client is enough for a process: calls may run concurrently. It connects with the first call and reconnects

@@ -14,6 +14,7 @@ from topics_client.sync.groups import Groups
 from topics_client.sync.queues import Queues
 from topics_client.sync.records import Records
 from topics_client.sync.routers import Routers
+from topics_client.sync.sql import Sql
 from topics_client.sync.topics import Topics
 from topics_proto.v1 import admin_service_pb2 as pb
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from topics_client.worker.options import WorkerOptions
 
 
-class TopicsClient(Topics, Appends, Records, Queues, Routers, Groups):
+class TopicsClient(Topics, Appends, Records, Queues, Routers, Groups, Sql):
     """All calls of a server. Calls raise TopicsError; its subclasses are in `topics_client.errors`.
 
     One client is enough for a process: calls may run concurrently. It connects with the first call and reconnects

@@ -17,6 +17,8 @@ from topics_proto.v1 import (
     queue_service_pb2_grpc,
     router_service_pb2,
     router_service_pb2_grpc,
+    sql_service_pb2,
+    sql_service_pb2_grpc,
     topics_service_pb2,
     topics_service_pb2_grpc,
     watch_service_pb2,
@@ -32,6 +34,7 @@ from topics_service.api.grpc.meter import CallMeter, CallObserver
 from topics_service.api.grpc.options import filter_logs, server_options
 from topics_service.api.grpc.queue_servicer import QueueServicer
 from topics_service.api.grpc.router_servicer import RouterServicer
+from topics_service.api.grpc.sql_servicer import SqlServicer
 from topics_service.api.grpc.topics_servicer import TopicsServicer
 from topics_service.api.grpc.watch_servicer import WatchServicer
 from topics_service.api.topics import TopicsApi
@@ -48,6 +51,7 @@ SERVICE_NAMES: Final = tuple(
         (queue_service_pb2, "QueueService"),
         (router_service_pb2, "RouterService"),
         (group_service_pb2, "GroupService"),
+        (sql_service_pb2, "SqlService"),
         (admin_service_pb2, "AdminService"),
     )
 )
@@ -120,6 +124,8 @@ class GrpcServer:
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminServicer(api, bulk_readers, checkpoints), services
         )
+        if api.sql is not None:
+            sql_service_pb2_grpc.add_SqlServiceServicer_to_server(SqlServicer(api.sql), services)
         WatchServicer(api).register(services)
 
     async def stop(self, grace_seconds: float) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from prometheus_client.metrics_core import Metric
 
 from topics_service.api.metrics.exposition import counter, gauge, gauges, histogram, labelled, render
-from topics_service.api.metrics.families import Disk, kafka, storage
+from topics_service.api.metrics.families import Disk, kafka, sql, storage
 from topics_service.api.scheduling.commit import CommitStatistics
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
@@ -28,6 +28,7 @@ from topics_service.statistics import (
     KafkaStatistics,
     RequestStatistics,
     SpaceStatistics,
+    SqlStatistics,
     TraceStatistics,
     WatchLag,
     WatchStatistics,
@@ -110,6 +111,7 @@ class Metrics:
         self.watch = WatchStatistics()
         self.refusals: Counter[tuple[str, str]] = Counter()  # by protocol and limit of a key: api.access.quota
         self.errors: Counter[str] = Counter()
+        self.sql = SqlStatistics()
         self.checkpoints = CheckpointStatistics()
         self.archive = ArchiveStatistics()
         self.recovery_seconds = 0.0
@@ -279,6 +281,7 @@ class Metrics:
         yield histogram("grpc_call_seconds", "Duration of gRPC calls.", finished, ("rpc", "code"))
         yield gauge("grpc_calls_in_flight", "gRPC calls under way.", grpc.in_flight)
         yield from kafka(self.kafka)
+        yield from sql(self.sql)
         yield gauge("request_bytes", "Memory of requests over HTTP and gRPC.", self._sources.request_bytes())
         refusals = list(self.refusals.items())
         meaning = "Refusals because a key holds as much as it may."

@@ -1,4 +1,4 @@
-"""Metric families that only read counters: of the storage and of the Kafka protocol."""
+"""Metric families that only read counters: of the storage, the Kafka protocol and SQL."""
 
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -12,6 +12,7 @@ from topics_service.statistics import (
     CheckpointStatistics,
     KafkaStatistics,
     SpaceStatistics,
+    SqlStatistics,
     TraceStatistics,
 )
 from topics_service.storage.properties import StoreState
@@ -88,3 +89,13 @@ def kafka(statistics: KafkaStatistics) -> Iterator[Metric]:
     yield counter("kafka_sent_bytes", "Bytes of responses to Kafka clients.", statistics.bytes_out)
     yield counter("kafka_out_of_range", "Fetches of offsets that are not there.", statistics.out_of_range)
     yield counter("kafka_gap_records", "Lost records that fetches have passed over.", statistics.gap_records)
+
+
+def sql(statistics: SqlStatistics) -> Iterator[Metric]:
+    """The families of SQL."""
+    kinds = [((kind,), count) for kind, count in statistics.statements.items()]
+    yield counter("sql_statements", "Statements of SQL that were begun, by kind.", kinds, ("statement",))
+    yield counter("sql_failed_requests", "Requests of SQL that ended with an error.", statistics.failed)
+    yield counter("sql_timeouts", "Statements that took longer than they may.", statistics.timeouts)
+    yield counter("sql_rows_read", "Rows in results of SELECT.", statistics.rows_read)
+    yield counter("sql_rows_changed", "Rows that were inserted, updated or deleted.", statistics.rows_changed)

@@ -1,7 +1,7 @@
 """The seam to the package that reads statements."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from topics_service.engine.tables.errors import Place
 from topics_service.engine.tables.plans import Plan
@@ -24,6 +24,6 @@ class SqlReader(Protocol):
         """Split and parse a text. Raises `syntax_error` or `unsupported_sql` with `line`, `column` and `statement`."""
         ...
 
-    def bind(self, statement: Statement, schema: Schema, namespace: str) -> Plan:
-        """Plan a statement. Raises the errors of docs/errors.md with their place; those of unknown objects too."""
+    def bind(self, statement: Any, schema: Schema, namespace: str) -> Plan:
+        """Plan a statement that it has parsed. Raises the errors of docs/errors.md with their place."""
         ...

@@ -3,20 +3,7 @@
 from typing import Protocol
 
 from topics_service.api.access.auth import Principal
-from topics_service.api.sql.requests import AckRequest, ConsumeReply, ConsumeRequest
 from topics_service.engine.tables import plans
-
-
-class ConsumeCalls(Protocol):
-    """Consuming and acknowledging: `consume.ConsumeApi`. They check the rights of the caller."""
-
-    async def consume(self, request: ConsumeRequest, *, principal: Principal) -> ConsumeReply:
-        """Read messages, waiting for a first one."""
-        ...
-
-    async def ack(self, request: AckRequest, *, principal: Principal) -> int:
-        """Acknowledge; return the offset that is acknowledged now."""
-        ...
 
 
 class UserCalls(Protocol):

@@ -9,7 +9,6 @@ _TEXT: Final = Type(Kind.TEXT)
 _INTEGER: Final = Type(Kind.INTEGER)
 _BIGINT: Final = Type(Kind.BIGINT)
 _BOOLEAN: Final = Type(Kind.BOOLEAN)
-_DOUBLE: Final = Type(Kind.DOUBLE)
 _JSON: Final = Type(Kind.JSON)
 _TIMESTAMP: Final = Type(Kind.TIMESTAMP)
 
@@ -25,7 +24,7 @@ SYSTEM_TABLES: Final[Mapping[str, tuple[tuple[str, Type], ...]]] = {
     ),
     "indexes": (
         ("namespace", _TEXT), ("table_name", _TEXT), ("name", _TEXT), ("columns", _JSON), ("is_unique", _BOOLEAN),
-        ("is_constraint", _BOOLEAN), ("state", _TEXT), ("progress", _DOUBLE),
+        ("is_constraint", _BOOLEAN), ("state", _TEXT),
     ),
     "topics": (
         ("topic_id", _TEXT), ("name", _TEXT), ("alias", _TEXT), ("partitions", _INTEGER),

@@ -529,11 +529,11 @@ const file_topics_v1_sql_service_proto_rawDesc = "" +
 	"\f_upto_offset\"b\n" +
 	"\x15SqlServiceAckResponse\x12\x18\n" +
 	"\asuccess\x18\x01 \x01(\bR\asuccess\x12/\n" +
-	"\x13acknowledged_offset\x18\x02 \x01(\x04R\x12acknowledgedOffset2\x8c\x03\n" +
+	"\x13acknowledged_offset\x18\x02 \x01(\x04R\x12acknowledgedOffset2\x8f\x03\n" +
 	"\n" +
 	"SqlService\x12g\n" +
-	"\aExecute\x12\x19.topics.v1.ExecuteRequest\x1a\x1a.topics.v1.ExecuteResponse\"%\x82\xd3\xe4\x93\x02\x1f:\x01*Z\x10:\x01*\"\v/v1/api/sql\"\b/api/sql\x12\x91\x01\n" +
-	"\aConsume\x12#.topics.v1.SqlServiceConsumeRequest\x1a$.topics.v1.SqlServiceConsumeResponse\";\x82\xd3\xe4\x93\x025:\x01*Z\x1b:\x01*\"\x16/v1/api/topics/consume\"\x13/api/topics/consume\x12\x80\x01\n" +
+	"\aExecute\x12\x19.topics.v1.ExecuteRequest\x1a\x1a.topics.v1.ExecuteResponse\"%\x82\xd3\xe4\x93\x02\x1f:\x01*Z\x10:\x01*\"\v/v1/api/sql\"\b/api/sql\x12\x94\x01\n" +
+	"\aConsume\x12#.topics.v1.SqlServiceConsumeRequest\x1a$.topics.v1.SqlServiceConsumeResponse\">\x82\xd3\xe4\x93\x025:\x01*Z\x1b:\x01*\"\x16/v1/api/topics/consume\"\x13/api/topics/consume\x90\x02\x02\x12\x80\x01\n" +
 	"\x03Ack\x12\x1f.topics.v1.SqlServiceAckRequest\x1a .topics.v1.SqlServiceAckResponse\"6\x82\xd3\xe4\x93\x02-:\x01*Z\x17:\x01*\"\x12/v1/api/topics/ack\"\x0f/api/topics/ack\x90\x02\x02B\x89\x01\n" +
 	"\rcom.topics.v1B\x0fSqlServiceProtoP\x01Z\"topics.test/sdk/topics/v1;topicsv1\xa2\x02\x03TXX\xaa\x02\tTopics.V1\xca\x02\tTopics\\V1\xe2\x02\x15Topics\\V1\\GPBMetadata\xea\x02\n" +
 	"Topics::V1b\x06proto3"

@@ -1,0 +1,107 @@
+"""SQL, and the messages of topics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from topics_client.aio.base import AsyncBase
+from topics_client.requests import sql_consume_request
+from topics_client.sqlresults import messages_of, results_of, rows_of, values_of
+from topics_proto.v1 import sql_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from topics_client.models import Of
+    from topics_client.sqlresults import Messages, SqlResult
+
+
+class AsyncSql(AsyncBase):
+    """Calls of SQL and of consumers of messages."""
+
+    @overload
+    async def sql(
+        self, text: str, parameters: Sequence[Any] = (), *, namespace: str = "", repeatable: bool = False
+    ) -> SqlResult[dict[str, Any]]: ...
+
+    @overload
+    async def sql(
+        self,
+        text: str,
+        parameters: Sequence[Any] = (),
+        *,
+        namespace: str = "",
+        of: type[Of],
+        repeatable: bool = False,
+    ) -> SqlResult[Of]: ...
+
+    async def sql(
+        self,
+        text: str,
+        parameters: Sequence[Any] = (),
+        *,
+        namespace: str = "",
+        of: Any = None,
+        repeatable: bool = False,
+    ) -> SqlResult[Any]:
+        """Run statements and return the result of the last one. `parameters` are the values of $1, $2 and so on.
+
+        Rows are dicts, or values of the type `of`: see JsonCodec. Names without a namespace are those of `namespace`.
+        Statements that are safe to repeat, such as SELECT, may be declared `repeatable`: they are retried while the
+        server is unavailable. Raises TopicsError, with `sqlstate`, `line` and `column`.
+        """
+        results = await self.sql_script(text, parameters, namespace=namespace, of=of, repeatable=repeatable)
+        return results[-1]
+
+    async def sql_script(
+        self,
+        text: str,
+        parameters: Sequence[Any] = (),
+        *,
+        namespace: str = "",
+        of: Any = None,
+        repeatable: bool = False,
+    ) -> list[SqlResult[Any]]:
+        """Run statements and return all their results. See `sql`."""
+        request = pb.ExecuteRequest(sql=text, params=values_of(parameters), namespace_id=namespace)
+        reply = await self.connection.unary(self.connection.sql.Execute, request, repeatable=repeatable)
+        return results_of(reply, of)
+
+    async def sql_many(
+        self, text: str, rows: Sequence[Sequence[Any]], *, namespace: str = "", repeatable: bool = False
+    ) -> SqlResult[dict[str, Any]]:
+        """Run one INSERT, UPDATE or DELETE for each row of parameters, all in one commit; at most 10,000 rows.
+
+        The result is that of all rows together. See `sql`.
+        """
+        request = pb.ExecuteRequest(sql=text, param_rows=rows_of(rows), namespace_id=namespace)
+        if not rows:
+            from topics_client.sqlresults import SqlResult
+
+            return SqlResult((), (), 0)
+        reply = await self.connection.unary(self.connection.sql.Execute, request, repeatable=repeatable)
+        return results_of(reply)[-1]
+
+    async def consume(
+        self,
+        topic: str,
+        *,
+        group: str,
+        start: Literal["earliest", "latest"] | int = "latest",
+        limit: int = 100,
+        partition: int = 0,
+        wait: float = 0,
+    ) -> Messages:
+        """Read messages of a topic, or an alias, from where a group stands; wait up to `wait` seconds for a first one.
+
+        `start` counts while the group has acknowledged nothing, except for an offset, which always counts and is how
+        messages are read again. Acknowledges nothing: see `acknowledge`.
+        """
+        request = sql_consume_request(topic, group, start, limit, partition, wait)
+        timeout = self.connection.timeout + wait
+        return messages_of(await self.connection.unary(self.connection.sql.Consume, request, timeout=timeout))
+
+    async def acknowledge(self, topic: str, upto_offset: int, *, group: str, partition: int = 0) -> int:
+        """Acknowledge all messages up to an offset for a group. Returns the offset that is acknowledged now, which is
+        higher if the group was ahead already."""
+        request = pb.SqlServiceAckRequest(topic=topic, group_id=group, partition_id=partition, upto_offset=upto_offset)
+        return (await self.connection.unary(self.connection.sql.Ack, request)).acknowledged_offset

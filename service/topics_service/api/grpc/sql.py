@@ -1,0 +1,145 @@
+"""Messages of SqlService to the structs of `api.sql`, and its replies to messages."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from topics_proto.v1 import group_pb2, record_pb2, sql_pb2
+from topics_proto.v1 import sql_service_pb2 as pb
+from topics_service.api.sql.requests import AckRequest, ConsumeReply, ConsumeRequest, Gap, Message, SqlReply, SqlRequest
+from topics_service.api.sql.requests import SqlResult as Result
+from topics_service.engine.errors import invalid
+from topics_service.engine.tables.model import DEFAULT_NAMESPACE
+from topics_service.engine.tables.types import Kind, Type
+from topics_service.engine.tables.values import json_converter
+
+_OPS: Final[dict[str | None, sql_pb2.ChangeOp.ValueType]] = {
+    "Insert": sql_pb2.CHANGE_OP_INSERT,
+    "Update": sql_pb2.CHANGE_OP_UPDATE,
+    "Delete": sql_pb2.CHANGE_OP_DELETE,
+}
+_MODES: Final[dict[str, sql_pb2.PayloadMode.ValueType]] = {
+    "Key": sql_pb2.PAYLOAD_MODE_KEY,
+    "Full": sql_pb2.PAYLOAD_MODE_FULL,
+    "Diff": sql_pb2.PAYLOAD_MODE_DIFF,
+}
+_FIELDS: Final = {bool: "bool_value", int: "int_value", float: "double_value", str: "text_value", bytes: "bytes_value"}
+_AS_THEY_ARE: Final = frozenset({Kind.BYTES, Kind.JSON})
+_ENDS: Final = {group_pb2.LOG_END_EARLIEST: "earliest", group_pb2.LOG_END_LATEST: "latest"}
+_I64_MAX: Final = (1 << 63) - 1
+
+
+def sql_request(request: pb.ExecuteRequest) -> SqlRequest:
+    """Statements with their parameters."""
+    return SqlRequest(
+        sql=request.sql,
+        params=_values(request.params) if request.params else None,
+        param_rows=[_values(row.values) for row in request.param_rows] if request.param_rows else None,
+        namespace=request.namespace_id or DEFAULT_NAMESPACE,
+        size=request.ByteSize(),
+    )
+
+
+def sql_response(reply: SqlReply) -> pb.ExecuteResponse:
+    """The results of statements. Raises the error of the one that failed."""
+    if reply.error is not None:
+        raise reply.error
+    return pb.ExecuteResponse(results=map(_result, reply.results), took_ms=reply.took_ms)
+
+
+def consume_request(request: pb.SqlServiceConsumeRequest) -> ConsumeRequest:
+    """A read for a group. Raises `invalid_request`."""
+    if request.HasField("limit") and not request.limit:
+        raise invalid("limit must be an integer of at least 1")
+    start: Any = "latest"
+    match request.WhichOneof("start"):
+        case "start_offset":
+            start = request.start_offset
+        case "start_at":
+            start = _ENDS.get(request.start_at)
+            if start is None:
+                raise invalid(f"start_at: unknown value {request.start_at}")
+    return ConsumeRequest(
+        topic=request.topic,
+        group=request.group_id,
+        start=start,
+        limit=request.limit if request.HasField("limit") else 100,
+        partition=request.partition_id,
+        timeout_seconds=request.timeout_seconds if request.HasField("timeout_seconds") else None,
+    )
+
+
+def consume_response(reply: ConsumeReply) -> pb.SqlServiceConsumeResponse:
+    """A page of messages."""
+    return pb.SqlServiceConsumeResponse(
+        messages=map(_message, reply.messages),
+        next_offset=reply.next_offset,
+        has_more=reply.has_more,
+        gap=None if reply.gap is None else _gap(reply.gap),
+    )
+
+
+def ack_request(request: pb.SqlServiceAckRequest) -> AckRequest:
+    """An acknowledgement. Raises `invalid_request` without an offset."""
+    if not request.HasField("upto_offset"):
+        raise invalid("upto_offset is missing")
+    return AckRequest(
+        topic=request.topic, group=request.group_id, partition=request.partition_id, upto_offset=request.upto_offset
+    )
+
+
+def _values(given: Sequence[sql_pb2.SqlValue]) -> list[Any]:
+    values = []
+    for value in given:
+        kind = value.WhichOneof("kind")
+        values.append(None if kind is None else getattr(value, kind))
+    return values
+
+
+def _result(result: Result) -> sql_pb2.SqlResult:
+    converters = [_converter(column.type) for column in result.columns]
+    return sql_pb2.SqlResult(
+        schema=[
+            sql_pb2.SqlColumn(name=column.name, data_type="NULL" if column.type is None else column.type.name, index=i)
+            for i, column in enumerate(result.columns)
+        ],
+        rows=[
+            sql_pb2.SqlRow(values=[_value(value, convert) for value, convert in zip(row, converters, strict=True)])
+            for row in result.rows
+        ],
+        row_count=result.row_count,
+        message=result.message,
+    )
+
+
+def _converter(sql_type: Type | None) -> Callable[[Any], Any] | None:
+    return None if sql_type is not None and sql_type.kind in _AS_THEY_ARE else json_converter(sql_type)
+
+
+def _value(value: Any, convert: Callable[[Any], Any] | None) -> sql_pb2.SqlValue:
+    if value is None:
+        return sql_pb2.SqlValue()
+    if convert is not None:
+        value = convert(value)
+    if type(value) not in _FIELDS or (type(value) is int and not -_I64_MAX - 1 <= value <= _I64_MAX):
+        return sql_pb2.SqlValue(text_value=str(value))
+    return sql_pb2.SqlValue(**{_FIELDS[type(value)]: value})
+
+
+def _message(message: Message) -> sql_pb2.TopicMessage:
+    return sql_pb2.TopicMessage(
+        topic_id=message.topic_id,
+        partition_id=message.partition_id,
+        offset=message.offset,
+        message_id=message.message_id,
+        source_table=message.source_table,
+        op=_OPS.get(message.op),
+        ts_ms=message.ts,
+        payload_mode=_MODES[message.payload_mode],
+        payload=message.payload,
+        key=message.key,
+    )
+
+
+def _gap(gap: Gap) -> sql_pb2.TopicGap:
+    reason = record_pb2.GapReason.Value(f"GAP_REASON_{gap.reason.upper()}")
+    return sql_pb2.TopicGap(from_offset=gap.from_offset, to_offset=gap.to_offset, reason=reason)

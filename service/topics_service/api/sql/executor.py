@@ -1,0 +1,403 @@
+"""Execution of SQL requests: parsing, rights, order of writes, transactions, timeouts, durability.
+
+Writes of all requests run one after the other, under one lock: a statement sees the rows as the last commit left them,
+also when it takes several slices of the event loop. Waiting for durability comes after the lock.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any, Final, TypeVar, cast
+
+from topics_service.api.access.auth import Principal
+from topics_service.api.observers import NO_OBSERVERS, Observers
+from topics_service.api.scheduling.pressure import Pressure
+from topics_service.api.sql import rights
+from topics_service.api.sql.consume import ConsumeApi
+from topics_service.api.sql.outcomes import (
+    acknowledged,
+    consumed,
+    explained,
+    message_of,
+    outputs_of,
+    placed,
+    users_facts,
+)
+from topics_service.api.sql.parameters import many_rows, one_row
+from topics_service.api.sql.plancache import PlanCache, Script
+from topics_service.api.sql.reader import SqlReader
+from topics_service.api.sql.requests import AckRequest, ConsumeRequest, ResultColumn, SqlReply, SqlRequest, SqlResult
+from topics_service.api.sql.seams import UserCalls
+from topics_service.api.sql.system import SystemTables
+from topics_service.engine.engine import Engine
+from topics_service.engine.errors import Reason, TopicsError, invalid
+from topics_service.engine.tables import plans
+from topics_service.engine.tables.errors import sql_error
+from topics_service.engine.tables.model import DEFAULT_NAMESPACE
+from topics_service.engine.tables.outcomes import Outcome
+from topics_service.engine.tables.tables import Tables
+from topics_service.engine.tables.transaction import TableTransaction
+from topics_service.engine.tables.types import Value
+from topics_service.statistics import SqlStatistics
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+
+_NO_TRANSACTION: Final = "25P01"
+_IN_TRANSACTION: Final = "25001"
+_CHANGES: Final = (plans.Insert, plans.Update, plans.Delete)
+
+
+class SqlApi:
+    """Runs SQL for all protocols, and replies when the changes are as durable as promised.
+
+    Cancelling a call rolls back what it has not committed.
+    """
+
+    def __init__(
+        self,
+        admit: Callable[[], Engine],
+        settle: Callable[[int], Awaitable[None]],
+        reader: SqlReader,
+        *,
+        pressure: Pressure,
+        consumers: ConsumeApi,
+        users: UserCalls,
+        system: SystemTables,
+        statistics: SqlStatistics,
+        observers: Observers = NO_OBSERVERS,
+        timeout_seconds: float = 30.0,
+    ) -> None:
+        """`admit` gives the engine or refuses every call, `settle` waits until a ticket is durable."""
+        self.admit = admit
+        self.settle = settle
+        self.pressure = pressure
+        self.consumers = consumers
+        self.users = users
+        self.system = system
+        self.observers = observers
+        self.timeout_seconds = timeout_seconds
+        self.plans = PlanCache(reader)
+        self.statistics = statistics
+        self.writing = asyncio.Lock()
+
+    async def execute(self, request: SqlRequest, *, principal: Principal) -> SqlReply:
+        """Run the statements of a request. The error of one is in the reply, with the results before it."""
+        started = time.perf_counter()
+        run = _Run(self, request, principal)
+        reply = SqlReply(results=run.results)
+        try:
+            await run.all()
+        except TopicsError as error:
+            self.statistics.failed += 1
+            reply.error = placed(error)
+        reply.took_ms = round((time.perf_counter() - started) * 1e3, 3)
+        return reply
+
+    @property
+    def tables(self) -> Tables:
+        """The tables, if the server takes calls."""
+        return self.admit().tables
+
+
+class _Run:
+    """One request under way."""
+
+    def __init__(self, api: SqlApi, request: SqlRequest, principal: Principal) -> None:
+        self.results: list[SqlResult] = []
+        self._api = api
+        self._request = request
+        self._principal = principal
+        self._namespace = request.namespace or DEFAULT_NAMESPACE
+        self._transaction: TableTransaction | None = None
+        self._script: Script = Script(())
+        self._number = 0
+        self._deadline = 0.0
+
+    async def all(self) -> None:
+        """Run everything. Raises the error of the statement that failed, with its place."""
+        self._api.admit()
+        self._script = script = self._api.plans.read(self._request.sql)
+        if not script.statements:
+            raise sql_error(Reason.SYNTAX_ERROR, "there is no statement in the text")
+        if self._request.param_rows is not None:
+            self._check_rows(len(self._request.param_rows))
+        try:
+            for number, statement in enumerate(script.statements):
+                self._number = number
+                self._deadline = time.monotonic() + self._api.timeout_seconds
+                try:
+                    self.results.append(await self._statement())
+                except TopicsError as error:
+                    raise placed(error, number, statement.place) from None
+            if self._transaction is not None:
+                message = "the transaction was rolled back: the request ends without COMMIT"
+                raise placed(sql_error(Reason.TRANSACTION_ERROR, message, sqlstate=_NO_TRANSACTION), self._number)
+        finally:
+            if self._transaction is not None:
+                self._end_transaction().rollback()
+
+    def _check_rows(self, count: int) -> None:
+        limit = self._api.admit().limits.max_batch_records
+        if self._request.params:
+            raise invalid("params and param_rows are mutually exclusive")
+        if len(self._script.statements) != 1:
+            raise invalid("param_rows needs exactly one statement")
+        if count > limit:
+            raise invalid(f"param_rows has more than {limit} rows")
+
+    async def _statement(self) -> SqlResult:
+        plan = self._plan()
+        action = plan.action
+        self._api.statistics.statements[type(action).__name__] += 1
+        rights.check(action, self._principal, self._api.tables.newest.tables.get)
+        if isinstance(action, plans.Select):
+            return await self._select(action, self._parameters(plan))
+        if isinstance(action, _CHANGES):
+            return await self._change(plan)
+        if self._request.param_rows is not None:
+            raise invalid("param_rows needs an INSERT, UPDATE or DELETE")
+        self._parameters(plan)
+        return await self._other(action)
+
+    def _plan(self, *, newest: bool = False) -> plans.Plan:
+        """Bind the statement: to the catalog as readers see it, or to the newest, which writers go by."""
+        tables = self._api.tables
+        schema = tables.newest if newest else tables.schema
+        return self._api.plans.plan(self._script, self._number, schema, self._namespace)
+
+    def _parameters(self, plan: plans.Plan) -> Sequence[Value]:
+        if self._request.param_rows is not None:
+            raise invalid("param_rows needs an INSERT, UPDATE or DELETE")
+        return one_row(self._request.params or (), plan.parameters, exactly=len(self._script.statements) == 1)
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    async def _select(self, action: plans.Select, parameters: Sequence[Value]) -> SqlResult:
+        system = self._api.system.seen_by(self._principal)
+        if self._transaction is not None and isinstance(action.source, plans.TableSource):
+            outcome = await self._finish(self._transaction.run(action, parameters))
+        else:
+            outcome = await self._finish(self._api.tables.select(action, parameters, system))
+        self._api.statistics.rows_read += outcome.row_count
+        return SqlResult(columns=outputs_of(action.outputs), rows=outcome.rows, row_count=outcome.row_count)
+
+    # ------------------------------------------------------------------------------------------------ writing
+
+    async def _change(self, plan: plans.Plan) -> SqlResult:
+        api = self._api
+        if self._transaction is not None:
+            plan = self._plan(newest=True)
+            return self._changed(plan.action, await self._finish(self._changes(self._transaction, plan)))
+        await api.pressure.flushed(self._request.size)
+        await self._lock()
+        try:
+            api.pressure.check()
+            plan = self._plan(newest=True)  # the catalog may be another one after a wait
+            transaction = api.tables.begin()
+            try:
+                outcome = await self._finish(self._changes(transaction, plan))
+                ticket = transaction.commit()
+            except BaseException:
+                transaction.rollback()
+                raise
+        finally:
+            api.writing.release()
+        await api.settle(ticket)
+        return self._changed(plan.action, outcome)
+
+    def _changes(self, transaction: TableTransaction, plan: plans.Plan) -> "Steps[Outcome]":
+        """The work of a statement, for each of its rows of parameters."""
+        rows, action = self._request.param_rows, cast("plans.Change", plan.action)
+        if rows is None:
+            return transaction.run(action, self._parameters(plan))
+        return _each(transaction, action, many_rows(rows, plan.parameters))
+
+    def _changed(self, action: Any, outcome: "Outcome") -> SqlResult:
+        self._api.statistics.rows_changed += outcome.row_count
+        columns: tuple[ResultColumn, ...] = outputs_of(action.returning) if action.returning else ()
+        return SqlResult(columns=columns, rows=outcome.rows, row_count=outcome.row_count)
+
+    async def _lock(self) -> None:
+        """Wait for the turn to write, at most until the statement's deadline."""
+        writing = self._api.writing
+        if not writing.locked():
+            await writing.acquire()  # at once
+            return
+        try:
+            async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
+                await writing.acquire()
+        except TimeoutError:
+            raise self._timed_out() from None
+
+    async def _finish(self, steps: "Steps[T]") -> T:
+        """Run to the end, with a turn for others at each step. Raises `query_timeout`."""
+        try:
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as done:
+                    result: T = done.value
+                    return result
+                await asyncio.sleep(0)
+                if time.monotonic() > self._deadline:
+                    raise self._timed_out()
+        finally:
+            steps.close()
+
+    def _timed_out(self) -> TopicsError:
+        self._api.statistics.timeouts += 1
+        seconds = self._api.timeout_seconds
+        return sql_error(Reason.QUERY_TIMEOUT, f"the statement took longer than {seconds:g} s and changed nothing")
+
+    # ------------------------------------------------------------------------------------------- transactions
+
+    async def _begin(self, action: plans.Begin) -> SqlResult:
+        if self._transaction is not None:
+            raise sql_error(Reason.TRANSACTION_ERROR, "a transaction is open already", sqlstate=_IN_TRANSACTION)
+        await self._api.pressure.flushed(self._request.size)
+        await self._lock()
+        try:
+            self._api.pressure.check()
+            self._transaction = self._api.tables.begin()
+        except BaseException:
+            self._api.writing.release()
+            raise
+        return SqlResult(message="BEGIN")
+
+    async def _commit(self, action: plans.Commit) -> SqlResult:
+        self._open_transaction()
+        transaction = self._end_transaction()
+        try:
+            ticket = transaction.commit()
+        except BaseException:
+            transaction.rollback()
+            raise
+        await self._api.settle(ticket)
+        return SqlResult(message="COMMIT")
+
+    async def _rollback(self, action: plans.Rollback) -> SqlResult:
+        self._open_transaction()
+        self._end_transaction().rollback()
+        return SqlResult(message="ROLLBACK")
+
+    async def _savepoint(self, action: plans.Savepoint) -> SqlResult:
+        self._open_transaction().savepoint(action.name)
+        return SqlResult(message="SAVEPOINT")
+
+    async def _rollback_to(self, action: plans.RollbackTo) -> SqlResult:
+        self._open_transaction().rollback_to(action.name)
+        return SqlResult(message="ROLLBACK")
+
+    async def _release(self, action: plans.Release) -> SqlResult:
+        self._open_transaction().release(action.name)
+        return SqlResult(message="RELEASE")
+
+    def _open_transaction(self) -> TableTransaction:
+        if self._transaction is None:
+            raise sql_error(Reason.TRANSACTION_ERROR, "there is no transaction", sqlstate=_NO_TRANSACTION)
+        return self._transaction
+
+    def _end_transaction(self) -> TableTransaction:
+        """Let others write, in the same turn in which the caller ends the transaction."""
+        transaction, self._transaction = self._transaction, None
+        assert transaction is not None, "callers have looked"
+        self._api.writing.release()
+        return transaction
+
+    # ------------------------------------------------------------------------------------------------- others
+
+    async def _other(self, action: Any) -> SqlResult:
+        handler = _HANDLERS.get(type(action))
+        if handler is not None:
+            return await handler(self, action)
+        if self._transaction is not None:
+            raise sql_error(Reason.UNSUPPORTED_SQL, "only INSERT, UPDATE, DELETE and SELECT can be in a transaction")
+        if isinstance(action, plans.Consume):
+            return await self._consume(action)
+        if isinstance(action, plans.Ack):
+            return await self._ack(action)
+        if isinstance(action, plans.CreateUser | plans.AlterUser | plans.DropUser):
+            with self._api.observers("sql.user", users_facts(action), self._principal):
+                await self._api.users.apply(action, principal=self._principal)
+            return SqlResult(message=message_of(action))
+        return await self._define(action)
+
+    async def _consume(self, action: plans.Consume) -> SqlResult:
+        """Read a page, which never waits."""
+        request = ConsumeRequest(
+            topic=action.topic,
+            group=action.group,
+            start=action.start,
+            partition=action.partition,
+            limit=100 if action.limit is None else action.limit,
+            timeout_seconds=0,
+        )
+        reply = await self._api.consumers.consume(request, principal=self._principal)
+        return consumed(reply.messages)
+
+    async def _ack(self, action: plans.Ack) -> SqlResult:
+        request = AckRequest(
+            topic=action.topic, group=action.group, partition=action.partition, upto_offset=action.upto_offset
+        )
+        return acknowledged(await self._api.consumers.ack(request, principal=self._principal))
+
+    async def _define(self, action: Any) -> SqlResult:
+        """Change the catalog. The statement is bound again once it may write."""
+        api = self._api
+        facts = {"statement": message_of(action), "text": self._request.sql[:512]}
+        with api.observers("sql.define", facts, self._principal):
+            await self._lock()
+            try:
+                action = cast("plans.Definition", self._plan(newest=True).action)
+                ticket = await self._finish(api.tables.define(action))
+            finally:
+                api.writing.release()
+            await api.settle(ticket)
+            if isinstance(action, plans.CreateIndex):
+                return await self._built(action)
+        return SqlResult(message=message_of(action))
+
+    async def _built(self, action: plans.CreateIndex) -> SqlResult:
+        """Wait for an index, but no longer than a statement may take: it is built all the same."""
+        try:
+            await self._api.settle(await self._finish(self._api.tables.built(action)))
+        except TopicsError as error:
+            if error.reason is not Reason.QUERY_TIMEOUT:
+                raise
+            return SqlResult(message="CREATE INDEX: it is being built, system.indexes has its state")
+        return SqlResult(message=message_of(action))
+
+    async def _use(self, action: plans.Use) -> SqlResult:
+        self._namespace = action.namespace
+        return SqlResult(message="USE")
+
+    async def _nothing(self, action: plans.Nothing) -> SqlResult:
+        return SqlResult(message=action.message)
+
+    async def _explain(self, action: plans.Explain) -> SqlResult:
+        return explained(action)
+
+
+def _each(transaction: TableTransaction, action: Any, rows: Sequence[Sequence[Value]]) -> "Steps[Outcome]":
+    """Run one statement for each row of parameters; the outcome is that of all."""
+    returned: list[Sequence[Value]] = []
+    count = 0
+    for row in rows:
+        outcome = yield from transaction.run(action, row)
+        returned += outcome.rows
+        count += outcome.row_count
+    return Outcome(returned, count)
+
+
+_HANDLERS: Final[dict[type, Callable[[_Run, Any], Awaitable[SqlResult]]]] = {
+    plans.Begin: _Run._begin,
+    plans.Commit: _Run._commit,
+    plans.Rollback: _Run._rollback,
+    plans.Savepoint: _Run._savepoint,
+    plans.RollbackTo: _Run._rollback_to,
+    plans.Release: _Run._release,
+    plans.Use: _Run._use,
+    plans.Nothing: _Run._nothing,
+    plans.Explain: _Run._explain,
+}

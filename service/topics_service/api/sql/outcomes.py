@@ -1,0 +1,97 @@
+"""Parts of results and errors of statements."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from topics_service.api.sql.requests import Message, ResultColumn, SqlResult
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.tables import plans
+from topics_service.engine.tables.errors import SQLSTATES, Place
+from topics_service.engine.tables.types import Kind, Type
+
+_WORDS: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_PLAN: Final = ResultColumn("plan", Type(Kind.TEXT))
+_TEXT: Final = Type(Kind.TEXT)
+_BIGINT: Final = Type(Kind.BIGINT)
+_ACKNOWLEDGED: Final = (ResultColumn("acknowledged_offset", _BIGINT),)
+_MESSAGE: Final = (
+    ResultColumn("topic_id", _TEXT),
+    ResultColumn("partition_id", Type(Kind.INTEGER)),
+    ResultColumn("offset", _BIGINT),
+    ResultColumn("message_id", _TEXT),
+    ResultColumn("source_table", _TEXT),
+    ResultColumn("op", _TEXT),
+    ResultColumn("ts", _BIGINT),
+    ResultColumn("payload_mode", _TEXT),
+    ResultColumn("payload", _TEXT),
+    ResultColumn("key", _TEXT),
+)
+_NAMES: Final = (
+    {"AddColumn": "ALTER TABLE", "DropColumn": "ALTER TABLE", "RenameColumn": "ALTER TABLE"}
+    | dict.fromkeys(("ChangeType", "SetDefault", "RenameTable", "SetTableOptions"), "ALTER TABLE")
+    | dict.fromkeys(("AddSource", "DropSource", "SetAlias", "SetTopicOptions"), "ALTER TOPIC")
+)
+
+
+def outputs_of(outputs: tuple[plans.Output, ...]) -> tuple[ResultColumn, ...]:
+    """The columns of a result."""
+    return tuple(ResultColumn(output.name, output.type) for output in outputs)
+
+
+def message_of(action: Any) -> str:
+    """The words of a definition, as in `CREATE TABLE`."""
+    name = type(action).__name__
+    return _NAMES.get(name) or _WORDS.sub(" ", name).upper()
+
+
+def explained(action: plans.Explain) -> SqlResult:
+    """The lines of a plan as rows."""
+    return SqlResult(columns=(_PLAN,), rows=[(line,) for line in action.lines], row_count=len(action.lines))
+
+
+def consumed(messages: Sequence[Message]) -> SqlResult:
+    """Messages as rows, the payload as text where it is UTF-8."""
+    rows = [
+        (
+            each.topic_id, each.partition_id, each.offset, each.message_id, each.source_table, each.op, each.ts,
+            each.payload_mode, _text(each.payload), each.key,
+        )
+        for each in messages
+    ]  # fmt: skip
+    return SqlResult(columns=_MESSAGE, rows=rows, row_count=len(rows))
+
+
+def acknowledged(offset: int) -> SqlResult:
+    """The offset that a group has acknowledged, as a row."""
+    return SqlResult(columns=_ACKNOWLEDGED, rows=[(offset,)], row_count=1, message="ACK")
+
+
+def _text(payload: bytes | None) -> str | None:
+    """JSON text as it is, bytes that are no UTF-8 as `\\x` with hexadecimal digits."""
+    if payload is None:
+        return None
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        return f"\\x{payload.hex()}"
+
+
+def users_facts(action: plans.CreateUser | plans.AlterUser | plans.DropUser) -> dict[str, Any]:
+    """Facts of a change of a user for observers, without the password."""
+    facts: dict[str, Any] = {"statement": message_of(action), "user": action.name}
+    if not isinstance(action, plans.DropUser) and action.role is not None:
+        facts["role"] = action.role
+    return facts
+
+
+def placed(error: TopicsError, number: int | None = None, place: Place | None = None) -> TopicsError:
+    """The error of a statement with its SQLSTATE, the statement's number and, unless it has one, its place."""
+    detail: dict[str, Any] = dict(error.detail or {})
+    detail.setdefault("sqlstate", SQLSTATES.get(error.reason, "XX000"))
+    if place is not None and "line" not in detail:
+        detail["line"], detail["column"] = place
+    if number is not None:
+        detail["statement"] = number
+    error.detail = detail
+    return error
