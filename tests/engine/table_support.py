@@ -13,7 +13,9 @@ from topics_service.engine.tables.model import ColumnSchema, Index, Table, Table
 from topics_service.engine.tables.outcomes import Outcome
 from topics_service.engine.tables.tables import Tables
 from topics_service.engine.tables.types import Kind, Type, Value
+from topics_sql.reader import Reader
 
+READER = Reader()
 T = TypeVar("T")
 Access = plans.Scan | plans.Lookup
 BIGINT, TEXT, DOUBLE, BOOLEAN = Type(Kind.BIGINT), Type(Kind.TEXT), Type(Kind.DOUBLE), Type(Kind.BOOLEAN)
@@ -121,6 +123,24 @@ class TableWorld:
 
     def rows(self, of: Table, access: Access | None = None, **select: Any) -> list[tuple[Value, ...]]:
         return self.select(query(of, access, **select))
+
+    def sql(self, text: str, *parameters: Value, sync: bool = True) -> list[tuple[Value, ...]]:
+        """Run statements, each a commit of its own; the rows of the last one."""
+        rows: list[tuple[Value, ...]] = []
+        for statement in READER.parse(text):
+            action = READER.bind(statement, self.tables.newest, "app").action
+            if isinstance(action, plans.Select):
+                rows = self.select(action, parameters)
+            elif isinstance(action, plans.Insert | plans.Update | plans.Delete):
+                rows = [tuple(row) for row in self.run(action, parameters=parameters, sync=sync).rows]
+            elif not isinstance(action, plans.Nothing):
+                self.define(action, sync=sync)
+        return rows
+
+    def plan(self, text: str) -> Any:
+        """The action of a statement."""
+        (statement,) = READER.parse(text)
+        return READER.bind(statement, self.tables.newest, "app").action
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -64,6 +64,44 @@ def test_a_scan_shows_the_rows_as_they_stood_when_it_began(store: Store) -> None
     assert [first, *rows] == [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")]
 
 
+def test_a_scan_back_is_the_scan_from_its_end(store: Store) -> None:
+    keys = [b"", b"\x00", b"\x00\xff", b"a", b"a\x00", b"b", b"\xff", b"\xff\xff"]
+    put(store, dict.fromkeys(keys, b"v"))
+    put(store, {b"%05d" % n: b"" for n in range(1000)}, Family.ROWS)
+    for start, stop in ((b"", b"\xff" * 3), (b"a", b"b"), (b"a\x01", b"b\x00"), (b"c", b"c"), (b"z", b"c")):
+        assert list(store.scan_back(B, start, stop)) == list(store.scan(B, start, stop))[::-1]
+    assert list(store.scan_back(Family.ROWS, b"00100", b"00900")) == [(b"%05d" % n, b"") for n in range(899, 99, -1)]
+    rows = store.scan_back(B, b"a", b"c")
+    first = next(rows)
+    put(store, {b"a": b"2", b"aa": b"2"})
+    assert [first, *rows] == [(b"b", b"v"), (b"a\x00", b"v"), (b"a", b"v")]
+
+
+@pytest.mark.parametrize("family", [Family.ROWS, Family.INDEXES])
+def test_a_snapshot_stays_as_it_is(store: Store, family: Family) -> None:
+    put(store, {b"%03d" % n: b"1" for n in range(300)}, family)
+    snapshot = store.snapshot()
+    scans = [
+        snapshot.scan(family, b"", b"\xff"), snapshot.scan_back(family, b"", b"\xff"),
+        snapshot.scan(family, b"100", b"105"), snapshot.scan_back(family, b"100", b"105"),
+    ]  # fmt: skip
+    found = [[next(scan)] for scan in scans]
+    batch = store.batch()
+    batch.apply(family, {b"%03d" % n: None if n % 3 else b"2" for n in range(0, 300, 2)})
+    batch.apply(family, {b"new": b"2"})
+    batch.delete_range(family, b"200", b"250")
+    store.write(batch)
+    put(store, {b"100": b"3", b"new": b"3"}, family)
+    whole = [(b"%03d" % n, b"1") for n in range(300)]
+    assert [rows + list(scan) for rows, scan in zip(found, scans, strict=True)] == [
+        whole, whole[::-1], whole[100:105], whole[104:99:-1],
+    ]  # fmt: skip
+    assert (snapshot.get(family, b"100"), snapshot.get(family, b"220")) == (b"1", b"1")
+    assert snapshot.get(family, b"new") is None
+    assert store.get(family, b"100") == b"3"
+    assert store.get(family, b"102") == b"2"
+
+
 def test_floor_is_the_greatest_key_up_to_the_given_one(store: Store) -> None:
     assert store.floor(B, b"z") is None
     put(store, {b"b": b"1", b"d": b"2", b"f": b"3"})

@@ -1,7 +1,7 @@
 """A store in memory: for tests, the simulator and the records of `ephemeral` topics."""
 
 from collections.abc import Iterator, Mapping
-from itertools import chain, islice
+from itertools import islice
 from weakref import WeakSet
 
 from sortedcontainers import SortedDict
@@ -12,6 +12,7 @@ _Change = tuple[Family, bytes, bytes | None, bytes | None]  # family, key, value
 
 
 _SCAN_ROWS = 256
+_OF_TABLES = (Family.ROWS, Family.INDEXES)
 _ROW_BYTES = 200  # objects and tree nodes around one row
 
 
@@ -63,11 +64,13 @@ class MemoryStore:
     def write(self, batch: WriteBatch) -> None:
         """See Store."""
         assert isinstance(batch, MemoryBatch), "a batch belongs to the store that made it"
+        if self._snapshots:  # they keep the rows as they are
+            self._rows = [
+                rows.copy() if family in _OF_TABLES else rows for family, rows in zip(Family, self._rows, strict=True)
+            ]
+            self._snapshots.clear()
         for family, key, value, stop in batch.changes:
             rows = self._rows[family]
-            for snapshot in self._snapshots:
-                for row in (key,) if stop is None else rows.irange(key, stop, inclusive=(True, False)):
-                    snapshot.keep(family, row, rows.get(row))
             if value is not None:
                 self._forget(key, rows.get(key))
                 rows[key] = value
@@ -94,27 +97,15 @@ class MemoryStore:
 
     def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See Store."""
-        return self._pieces(family, start, stop, reverse=False)
+        return _pieces(self._rows[family], start, stop, reverse=False)
 
     def scan_back(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See Store."""
-        return self._pieces(family, start, stop, reverse=True)
-
-    def _pieces(self, family: Family, start: bytes, stop: bytes, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-        rows, inclusive = self._rows[family], (True, False)
-        while True:  # in pieces, so that stopping early is cheap
-            keys = list(islice(rows.irange(start, stop, inclusive=inclusive, reverse=reverse), _SCAN_ROWS))
-            yield from [(key, rows[key]) for key in keys]
-            if len(keys) < _SCAN_ROWS:
-                return
-            if reverse:
-                stop = keys[-1]
-            else:
-                start, inclusive = keys[-1], (False, False)
+        return _pieces(self._rows[family], start, stop, reverse=True)
 
     def snapshot(self) -> "MemorySnapshot":
         """See Store."""
-        made = MemorySnapshot(self)
+        made = MemorySnapshot(self._rows)
         self._snapshots.add(made)
         return made
 
@@ -127,48 +118,35 @@ class MemoryStore:
 
 
 class MemorySnapshot:
-    """Implements Reader: the store, and the values that were changed since."""
+    """Implements Reader on the rows of one moment."""
 
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
-        self._before: dict[tuple[Family, bytes], bytes | None] = {}
-
-    def keep(self, family: Family, key: bytes, value: bytes | None) -> None:
-        """Keep a value that is about to change."""
-        self._before.setdefault((family, key), value)
+    def __init__(self, rows: list["SortedDict[bytes, bytes]"]) -> None:
+        self._rows = rows
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See Reader."""
-        return self._before[family, key] if (family, key) in self._before else self._store.get(family, key)
+        value: bytes | None = self._rows[family].get(key)
+        return value
 
     def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See Reader."""
-        while True:
-            row = self._next(family, start, stop)
-            if row is None:
-                return
-            yield row
-            start = row[0] + b"\x00"
+        return _pieces(self._rows[family], start, stop, reverse=False)
 
     def scan_back(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See Reader."""
-        while True:
-            row = self._last(family, start, stop)
-            if row is None:
-                return
-            yield row
-            stop = row[0]
+        return _pieces(self._rows[family], start, stop, reverse=True)
 
-    def _next(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
-        old = ((key, value) for (of, key), value in self._before.items() if of is family and start <= key < stop)
-        there = ((key, value) for key, value in self._store.scan(family, start, stop) if not self._is_old(family, key))
-        return min(chain(((key, value) for key, value in old if value is not None), islice(there, 1)), default=None)
 
-    def _last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
-        old = ((key, value) for (of, key), value in self._before.items() if of is family and start <= key < stop)
-        rows = self._store.scan_back(family, start, stop)
-        there = ((key, value) for key, value in rows if not self._is_old(family, key))
-        return max(chain(((key, value) for key, value in old if value is not None), islice(there, 1)), default=None)
-
-    def _is_old(self, family: Family, key: bytes) -> bool:
-        return (family, key) in self._before
+def _pieces(
+    rows: "SortedDict[bytes, bytes]", start: bytes, stop: bytes, *, reverse: bool
+) -> Iterator[tuple[bytes, bytes]]:
+    inclusive = (True, False)
+    while True:  # in pieces, so that stopping early is cheap
+        keys = list(islice(rows.irange(start, stop, inclusive=inclusive, reverse=reverse), _SCAN_ROWS))
+        yield from [(key, rows[key]) for key in keys]
+        if len(keys) < _SCAN_ROWS:
+            return
+        if reverse:
+            stop = keys[-1]
+        else:
+            start, inclusive = keys[-1], (False, False)

@@ -18,7 +18,6 @@ from rocksdict import (
     Rdict,
     RdictIter,
     ReadOptions,
-    Snapshot,
     WriteOptions,
 )
 from rocksdict import WriteBatch as RawBatch
@@ -337,12 +336,9 @@ class RocksStore:
 
     def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See Store. The bound is RocksDB's: deleted rows behind it are not walked, of which there can be many."""
-        return self._forth(self._families[family], start, stop)
-
-    def _forth(self, rows: Rdict | Snapshot, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         options = ReadOptions()
         options.set_iterate_upper_bound(stop)  # the cursor points to both of them, and does not keep them alive
-        cursor = rows.iter(options)
+        cursor = self._families[family].iter(options)
         cursor.seek(start)
         while cursor.valid():
             yield cursor.key(), cursor.value()
@@ -353,12 +349,9 @@ class RocksStore:
 
     def scan_back(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See Store."""
-        return self._back(self._families[family], start, stop)
-
-    def _back(self, rows: Rdict | Snapshot, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        options = ReadOptions()
+        options = ReadOptions()  # its lower bound is rocksdict's upper one
         options.set_iterate_upper_bound(stop)
-        cursor = rows.iter(options)
+        cursor = self._families[family].iter(options)
         cursor.seek_to_last()  # below the bound
         while cursor.valid():
             key = cursor.key()
@@ -372,7 +365,7 @@ class RocksStore:
 
     def snapshot(self) -> Reader:
         """See Store."""
-        return _View(self, {family: self._families[family].snapshot() for family in (Family.ROWS, Family.INDEXES)})
+        return _View(self)
 
     def why(self, cursor: RdictIter) -> str | None:
         """Explain why the cursor stands at no row, naming the damaged file; None at the end of the rows."""
@@ -463,13 +456,18 @@ class RocksStore:
 
 
 class _View:
-    """Implements Reader on RocksDB's snapshots of some families."""
+    """Implements Reader: the rows of tables at one moment.
 
-    __slots__ = ("_rows", "_store")
+    Iterators of rocksdict's snapshots are not of the snapshot, so scans are ordinary ones, which are of the moment
+    when they begin: nothing may have been written until then.
+    """
 
-    def __init__(self, store: RocksStore, rows: Mapping[Family, Snapshot]) -> None:
+    __slots__ = ("_rows", "_sequence", "_store")
+
+    def __init__(self, store: RocksStore) -> None:
         self._store = store
-        self._rows = rows
+        self._rows = {family: store._families[family].snapshot() for family in (Family.ROWS, Family.INDEXES)}
+        self._sequence = store.next_sequence
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See Reader."""
@@ -483,11 +481,15 @@ class _View:
 
     def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See Reader."""
-        return self._store._forth(self._rows[family], start, stop)
+        return self._begun(self._store.scan(family, start, stop))
 
     def scan_back(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See Reader."""
-        return self._store._back(self._rows[family], start, stop)
+        return self._begun(self._store.scan_back(family, start, stop))
+
+    def _begun(self, rows: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        assert self._store.next_sequence == self._sequence, "a scan of a snapshot begins before the next write"
+        return rows
 
 
 class ReadingStore(RocksStore):

@@ -115,7 +115,10 @@ class Store(Reader, Protocol):
         ...
 
     def snapshot(self) -> Reader:
-        """The rows of tables and their indexes as they are now, whatever is written later."""
+        """The rows of tables and their indexes as they are now, whatever is written later.
+
+        Scans of it have to begin before the next write.
+        """
         ...
 
     def floor(self, family: Family, key: bytes) -> tuple[bytes, bytes] | None:
