@@ -1,6 +1,7 @@
 """The listeners of a server: HTTP, gRPC and Kafka on one API."""
 
 import asyncio
+from collections.abc import Sequence
 
 from topics_gateway.app import create_app
 from topics_gateway.settings import GatewaySettings
@@ -15,6 +16,7 @@ from topics_server.ports import advertised_address, bracketed, explain, write_po
 from topics_server.reload import Readers
 from topics_server.resources import Resources
 from topics_server.tls import HTTP_PROTOCOLS
+from topics_service.api.grpc.guard import caller
 from topics_service.api.grpc.server import GrpcServer
 from topics_service.engine.errors import TopicsError
 
@@ -26,6 +28,7 @@ class Listeners:
 
     def __init__(self, resources: Resources, core: Core, readers: Readers) -> None:
         self._resources = resources
+        self._readers = readers
         self._core = core
         self._settings = settings = resources.settings
         self.http_port = self.grpc_port = self.kafka_port = 0
@@ -38,7 +41,7 @@ class Listeners:
             max_message_bytes=min(settings.max_body_bytes + (1 << 20), _MAX_MESSAGE_BYTES),
             max_connections=settings.grpc_max_connections,
             authorizer=core.authorizer,
-            bulk_readers=readers.addresses,
+            bulk_readers=self._bulk_readers,
             checkpoints=core.checkpoints,
             credentials=tls.grpc_credentials() if tls else None,
             observer=traces.grpc,
@@ -64,6 +67,10 @@ class Listeners:
             tls=tls.context(HTTP_PROTOCOLS) if tls else None,
         )
         self._kafka: KafkaServer | None = None
+
+    def _bulk_readers(self) -> Sequence[tuple[str, int]]:
+        """The bulk readers that know the caller: those of CREATE USER are known to the server only."""
+        return () if self._core.authorizer.users.is_stored(caller()) else self._readers.addresses()
 
     async def start(self) -> None:
         """Listen for HTTP and gRPC, and announce the ports. Raises StartError."""

@@ -193,12 +193,16 @@ async def test_what_nobody_can_have_is_refused_at_once() -> None:
 # --------------------------------------------------------------- remembered
 
 
-async def test_a_right_password_is_checked_once_in_five_minutes() -> None:
+async def test_a_right_password_is_remembered_while_it_is_used() -> None:
     world = World()
     for _ in range(3):
         principal = await world.check("alice", "pw")
         assert principal is not None
         assert (principal.key_id, principal.role) == ("user:alice", Role.SERVICE)
+    assert len(world.checks.seen) == 1
+    for _ in range(5):
+        world.clock.now += 200
+        assert await world.check("alice", "pw") is not None
     assert len(world.checks.seen) == 1
     world.clock.now += 301
     assert await world.check("alice", "pw") is not None
@@ -385,6 +389,10 @@ def test_users_of_the_settings_hide_rows_and_are_read_only() -> None:
     bob = users.find("bob")
     assert bob is not None
     assert (bob[1].key_id, bob[1].prefixes, bob[1].role) == ("user:bob", ("x.",), Role.DBA)
+    assert users.is_stored(bob[1])
+    alice = users.find("alice")
+    assert alice is not None
+    assert not users.is_stored(alice[1])
     users.replace_settings([])
     assert [(row.name, row.role) for row in users.rows()] == [("alice", Role.SYSTEM), ("bob", Role.DBA)]
     users.remove_row("alice")

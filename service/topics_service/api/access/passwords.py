@@ -1,8 +1,12 @@
 """Checks of passwords: on threads, remembered for some minutes, and bounded where somebody guesses."""
 
 import asyncio
+import contextlib
 import ipaddress
+import os
 import secrets
+import sys
+import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -25,6 +29,7 @@ _WINDOW_SECONDS: Final = 60.0
 _MAX_ENTRIES: Final = 10_000
 _REMEMBER_SECONDS: Final = 300.0
 _THREADS: Final = 2
+_NICE: Final = 10
 _MAX_RUNNING: Final = 64
 _MAX_RUNNING_PER_ADDRESS: Final = 32
 
@@ -113,7 +118,8 @@ class _Remembered(NamedTuple):
 class Passwords:
     """Checks passwords of `users`: one that was right lately at once, others by scrypt on one of two threads.
 
-    Of those that were right it keeps a keyed hash for five minutes, at most 10,000. At most 64 checks run or wait.
+    Of those that were right it keeps a keyed hash until they are not used for some minutes, at most 10,000. At most 64
+    checks run or wait.
     """
 
     def __init__(
@@ -212,27 +218,41 @@ class Passwords:
         if running.cancelled() or running.exception() is not None or not running.result() or known is None:
             return
         self.failures.take_back(address, name)
-        if len(self._remembered) >= _MAX_ENTRIES:
-            self._remembered.popitem(last=False)
-        self._remembered[digest] = _Remembered(known[1].credential, self._clock() + _REMEMBER_SECONDS)
+        self._remember(digest, known[1].credential)
 
     def _find_remembered(self, digest: bytes, name: str) -> Principal | None:
         remembered = self._remembered.get(digest)
         if remembered is None:
             return None
         known = self._users.find(name)
-        if known is None or known[1].credential != remembered.credential or remembered.until <= self._clock():
+        left = remembered.until - self._clock()
+        if known is None or known[1].credential != remembered.credential or left <= 0:
             del self._remembered[digest]
             return None
+        if left < _REMEMBER_SECONDS / 2:
+            self._remember(digest, remembered.credential)
         return known[1]
+
+    def _remember(self, digest: bytes, credential: str) -> None:
+        self._remembered.pop(digest, None)
+        if len(self._remembered) >= _MAX_ENTRIES:
+            self._remembered.popitem(last=False)
+        self._remembered[digest] = _Remembered(credential, self._clock() + _REMEMBER_SECONDS)
 
     def _digest(self, name: str, password: bytes) -> bytes:
         return blake2b(b"%d:%b%b" % (len(name), name.encode(), password), key=self._key, digest_size=32).digest()
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="passwords")
+            self._threads = ThreadPoolExecutor(_THREADS, "passwords", _give_way)
         return self._threads
+
+
+def _give_way() -> None:
+    """Let the event loop have its core first, where there are fewer cores than threads: anybody may send passwords."""
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def network_of(peer: str) -> str:

@@ -75,12 +75,15 @@ class RevocableCalls:
         return RevocableCall(self._calls, principal)
 
     def cancel_unless(self, is_valid: Callable[[Principal], bool]) -> None:
-        """Cancel the calls and futures of all principals but the valid ones."""
+        """Cancel the calls and futures of all principals but the valid ones, and but the current task."""
+        current = _task()
         for call in [each for each in self._calls if not is_valid(each.principal)]:
-            self._calls.discard(call)
-            call.cancel()
+            if not call.is_of(current):
+                self._calls.discard(call)
+                call.cancel()
         for running in [each for each, principal in self._futures.items() if not is_valid(principal)]:
-            running.cancel()
+            if running is not current:
+                running.cancel()
 
     def _remove(self, running: "asyncio.Future[Any]") -> None:
         self._futures.pop(running, None)
@@ -117,6 +120,10 @@ class RevocableCall:
             return
         if not task.uncancel():  # no other cancellation is pending, such as that of a client that left
             raise revoked(self.principal) from None
+
+    def is_of(self, task: asyncio.Task[Any] | None) -> bool:
+        """True if it is a part of the task."""
+        return self._task is task
 
     def cancel(self) -> None:
         """Cancel the task, as its caller is no longer valid."""

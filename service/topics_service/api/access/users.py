@@ -63,6 +63,11 @@ class Users:
         """True if the user is one of the settings, which no statement can change or drop."""
         return name in self._settings
 
+    def is_stored(self, principal: Principal) -> bool:
+        """True if the caller is a user of CREATE USER."""
+        kind, _, name = principal.key_id.partition(":")
+        return kind == "user" and name not in self._settings
+
     @property
     def are_configured(self) -> bool:
         """True if there are users in the settings."""
