@@ -9,6 +9,8 @@ from topics_service.engine.tables.errors import Place, sql_error
 
 MAX_BYTES: Final = 1 << 20
 MAX_TOKENS: Final = 200_000
+LOOKAHEAD: Final = 3
+"""Tokens of kind END after the last one, so that rules may look at the next three without asking whether they exist."""
 MAX_DEPTH: Final = 200
 """Of parentheses, and of operators within operators."""
 
@@ -45,7 +47,7 @@ def words(text: str) -> frozenset[str]:
 
 
 class Tokens:
-    """The tokens of a text: three lists of the same length, the last of kind `END`.
+    """The tokens of a text: three lists of the same length, the last `LOOKAHEAD` of kind `END`.
 
     `values` has words folded to lower case, the contents of quotes, numbers as written, operators.
     """
@@ -125,9 +127,9 @@ def tokenize(text: str) -> Tokens:
                 Reason.INVALID_REQUEST,
                 "54000",
             )
-    kinds.append(END)
-    values.append("")
-    starts.append(size)
+    kinds += [END] * LOOKAHEAD
+    values += [""] * LOOKAHEAD
+    starts.extend([size] * LOOKAHEAD)
     return Tokens(text, kinds, values, starts)
 
 

@@ -19,6 +19,7 @@ SOURCES: Final = {
     "topics_net": ROOT / "service",
     "topics_gateway": ROOT / "gateway_http",
     "topics_kafka": ROOT / "gateway_kafka",
+    "topics_sql": ROOT / "sql",
     "topics_client": ROOT / "sdk" / "python",
     "topics_cli": ROOT / "sdk" / "python",
 }

@@ -21,26 +21,27 @@ from topics_service.engine.tables.expressions import (
     Unary,
 )
 from topics_service.engine.tables.model import Table
-from topics_service.engine.tables.types import Kind
+from topics_service.engine.tables.schema import Schema
+from topics_service.engine.tables.types import Kind, Type
 from topics_service.engine.tables.values import to_text
 
 MAX_SHOWN = 20
 
 
-def explain(action: plans.Select | plans.Insert | plans.Update | plans.Delete) -> tuple[str, ...]:
+def explain(action: plans.Select | plans.Insert | plans.Update | plans.Delete, schema: Schema) -> tuple[str, ...]:
     """The lines that tell how a statement would run."""
-    return tuple(_lines(action))
+    return tuple(_lines(action, schema))
 
 
-def _lines(action: plans.Select | plans.Insert | plans.Update | plans.Delete) -> Iterator[str]:
+def _lines(action: plans.Select | plans.Insert | plans.Update | plans.Delete, schema: Schema) -> Iterator[str]:
     if isinstance(action, plans.Select):
-        yield from _select(action)
+        yield from _select(action, schema)
     elif isinstance(action, plans.Insert):
         yield f"insert into {action.table.table_id}"
         if action.select is None:
             yield f"  rows: {len(action.rows)}"
         else:
-            yield from (f"  {line}" for line in _select(action.select))
+            yield from (f"  {line}" for line in _select(action.select, schema))
         if action.conflict is not None:
             yield f"  on conflict: {'do nothing' if action.conflict.assignments is None else 'update the row'}"
     else:
@@ -48,10 +49,15 @@ def _lines(action: plans.Select | plans.Insert | plans.Update | plans.Delete) ->
         names = names_of(action.table)
         yield f"  {_access(action.table, action.access, names)}"
         if action.filter is not None:
-            yield f"  filter: {shown(action.filter, names)}"
+            yield f"  filter: {condition(action.filter, names)}"
 
 
-def _select(action: plans.Select) -> Iterator[str]:
+def columns_of(schema: Schema, join: plans.Join) -> tuple[tuple[str, Type], ...]:
+    """The columns of a pair of rows."""
+    return schema.system[join.left.name] + schema.system[join.right.name]
+
+
+def _select(action: plans.Select, schema: Schema) -> Iterator[str]:
     source = action.source
     names: Mapping[int, str] = {}
     if source is None:
@@ -61,11 +67,15 @@ def _select(action: plans.Select) -> Iterator[str]:
         yield f"read {source.table.table_id}"
         yield f"  {_access(source.table, source.access, names)}"
     elif isinstance(source, plans.SystemSource):
+        names = {place: name for place, (name, _) in enumerate(schema.system[source.name])}
         yield f"read system.{source.name}"
     else:
-        yield f"join system.{source.left.name} and system.{source.right.name} by {len(source.equal)} equal columns"
+        names = {place: name for place, (name, _) in enumerate(columns_of(schema, source))}
+        pairs = ", ".join(f"{names[left]} = {names[right]}" for left, right in source.equal)
+        word = "left join" if source.outer else "join"
+        yield f"{word} system.{source.left.name} and system.{source.right.name} by {pairs}"
     if action.filter is not None:
-        yield f"  filter: {shown(action.filter, names)}"
+        yield f"  filter: {condition(action.filter, names)}"
     if action.count:
         yield "  count the rows"
     if action.distinct:
@@ -77,6 +87,12 @@ def _select(action: plans.Select) -> Iterator[str]:
         yield f"  limit: {shown(action.limit, names)}"
     if action.offset is not None:
         yield f"  offset: {shown(action.offset, names)}"
+
+
+def condition(expression: Expression, names: Mapping[int, str]) -> str:
+    """An expression as text that stands alone."""
+    text = shown(expression, names)
+    return text[1:-1] if isinstance(expression, Binary) else text
 
 
 def names_of(table: Table) -> dict[int, str]:

@@ -3,12 +3,13 @@
 from typing import Final
 
 from fuzz.target import Target
-from fuzz.targets import clients, operators, protocols, rows, storage, tables
+from fuzz.targets import clients, operators, protocols, rows, sql, storage, tables
 
 TARGETS: Final[tuple[Target, ...]] = (
     *storage.TARGETS,
     *rows.TARGETS,
     *tables.TARGETS,
+    *sql.TARGETS,
     *protocols.TARGETS,
     *operators.TARGETS,
     *clients.TARGETS,
