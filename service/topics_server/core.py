@@ -15,7 +15,6 @@ from topics_server.resources import Resources
 from topics_server.shown_settings import shown_settings
 from topics_server.space import DiskSpace
 from topics_server.trimming import trim_archive
-from topics_service.api.access.statements import UserStatements
 from topics_service.api.audit import AuditLog
 from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.grpc.server import GrpcServer
@@ -28,7 +27,6 @@ from topics_service.api.sql.users import NoUsers
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
-from topics_service.engine.tables.user_rows import UserRows
 from topics_service.statistics import SpaceStatistics
 from topics_service.storage import checkpoint, properties
 from topics_service.storage.reclaim import Reclaim
@@ -103,8 +101,6 @@ class Core:
             timeout_seconds=settings.sql_statement_timeout,
         )
         self.api.watches.connections.quotas = self.authorizer.quotas
-        self.user_statements = UserStatements(UserRows(engine.writer), self.authorizer, self.api.settled)
-        self.user_statements.load()
         folder = settings.data_path / "checkpoints"
         make = self.api.metrics.checkpoints.counted(partial(checkpoint.create, store))
         self.checkpoints = Checkpoints(folder, make, checkpoint.remove, engine.ready, observers)

@@ -1,12 +1,10 @@
 """Users, tokens and keys on every interface: who gets in, what each role may do, and how calls end."""
 
-import asyncio
 import json
 import struct
 import time
 from base64 import b64encode
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +23,8 @@ from support.tokens import SECRET, claims, hs256, public_pem, rs256, rsa_key
 from support.waiting import poll
 from support.ws import RefusedError, WebSocket
 from topics_kafka.protocol import ApiKey
-from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc, queue_service_pb2, record_pb2
+from topics_proto.v1 import queue_service_pb2, record_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
-from topics_server.server import Server
-from topics_server.settings import load
-from topics_service.api.access.auth import UNRESTRICTED
-from topics_service.engine.model import ConfigInput
-from topics_service.engine.tables.plans import CreateUser
 
 KEY = "sekret-key"
 USERS = {
@@ -552,35 +545,3 @@ def test_probes_need_no_credential(server: ServerProcess) -> None:
         for path in ("/v0/health", "/v0/ready"):
             ok(http.send("GET", path))
         refused(http.send("GET", "/v0/topics"), 401, "unauthorized")
-
-
-async def test_a_user_that_a_statement_makes(tmp_path: Path) -> None:
-    """Known on every interface while the server runs, and after a restart; not to bulk readers."""
-    settings = load({**{name: str(value) for name, value in ENV.items()}, "TOPICS_DATA_DIR": str(tmp_path)}, {})
-    settings = replace(settings, port=0, grpc_port=0, kafka_port="0", bulk_readers=1)
-    password = "sekret: with, colons"
-    for run in range(2):
-        async with Server(settings) as server:
-            core = server._core
-            assert core is not None
-            statement = CreateUser("made", password, "service", if_not_exists=True)
-            if run == 0:
-                await core.user_statements.apply(statement, principal=UNRESTRICTED)
-                await server.api.put_topic("shop.a", ConfigInput(), principal=UNRESTRICTED)
-            base = f"http://127.0.0.1:{server.http_port}"
-            async with httpx.AsyncClient(base_url=base, headers={"authorization": basic("made", password)}) as http:
-                assert (await http.get("/v0/topics/shop.a")).status_code == 200
-                assert (await http.put("/v0/topics/x", json={})).status_code == 403
-                http.headers["authorization"] = basic("made", "other")
-                assert (await http.get("/v0/topics/shop.a")).status_code == 401
-            target, metadata = f"127.0.0.1:{server.grpc_port}", (("authorization", basic("made", password)),)
-            async with grpc.aio.insecure_channel(target) as channel:
-                stub = admin_service_pb2_grpc.AdminServiceStub(channel)
-                request = admin_service_pb2.ListBulkReadersRequest()
-                known = (("authorization", RIGHT["user"]),)
-                while not (await stub.ListBulkReaders(request, metadata=known)).readers:
-                    await asyncio.sleep(0.05)
-                assert not (await stub.ListBulkReaders(request, metadata=metadata)).readers
-            wire = await asyncio.to_thread(Wire, server.kafka_port)
-            assert (await asyncio.to_thread(wire.authenticate, password, "made"))["error_code"] == 0
-            wire.socket.close()
