@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,13 @@ from typing import Any
 import pytest
 
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.tables.compilation import Environment, compile_expression, compile_filter, compile_list
+from topics_service.engine.tables.compilation import (
+    MAX_DEPTH,
+    Environment,
+    compile_expression,
+    compile_filter,
+    compile_list,
+)
 from topics_service.engine.tables.expressions import (
     Binary,
     Call,
@@ -26,6 +33,7 @@ from topics_service.engine.tables.expressions import (
     Parameter,
     Side,
     Unary,
+    children,
 )
 from topics_service.engine.tables.functions import FUNCTIONS, operator, result
 from topics_service.engine.tables.types import Kind, Type
@@ -338,10 +346,47 @@ def test_deep_and_long_expressions() -> None:
     assert refused(Case(cases.branches + cases.branches[:1], None, INTEGER), [1]) == "54001"
     many = InList(A, tuple(map(lit, range(20_000))))
     assert run(many, [19_999]) is True
-    wide: Expression = lit(1)
-    for _ in range(40):
-        wide = op(wide, "+", call("abs", A))
-    assert run(wide, [1]) == 41
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda node: call("abs", node),
+        lambda node: call("coalesce", node, 1),
+        lambda node: call("greatest", node, A),
+        lambda node: op(1, "+", node),
+        lambda node: Unary("-", node, INTEGER),
+        lambda node: Cast(Cast(node, TEXT), INTEGER),
+        lambda node: Case(((op(node, ">", 0), node_of(node)),), A, INTEGER),
+        lambda node: Case(((InList(node, (A, lit(1))), lit(1)),), A, INTEGER),
+        lambda node: Case(((IsTruth(Unary("not", IsNull(node), BOOLEAN), True), lit(1)),), A, INTEGER),
+        lambda node: Case(((Like(Cast(node, TEXT), lit("1%")), lit(1)),), A, INTEGER),
+        lambda node: Case(((op(op(node, "=", 1), "and", op(A, "=", 1)), lit(1)),), A, INTEGER),
+    ],
+)
+def test_depth_of_every_kind(around: Callable[[Any], Expression]) -> None:
+    """What the bound of depth lets pass compiles and runs, in whatever node it is."""
+    node: Expression = A
+    made = 1
+    while (further := around(node)) and depth_of(further) <= MAX_DEPTH:
+        node, made = further, made + 1
+    assert made > 40
+    assert isinstance(run(node, [1]), int)
+    with pytest.raises(TopicsError, match="deeper than 200"):
+        run(around(around(node)), [1])
+
+
+def node_of(node: Any) -> Expression:
+    return A if node is A else lit(1)
+
+
+def depth_of(node: Expression) -> int:
+    deepest, stack = 0, [(node, 1)]
+    while stack:
+        each, depth = stack.pop()
+        deepest = max(deepest, depth)
+        stack += [(child, depth + 1) for child in children(each)]
+    return deepest
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ MAX_NODES: Final = 50_000
 MAX_BRANCHES: Final = 500
 """The most branches of a CASE."""
 _INLINE: Final = 8
-"""The depth of one lambda. A deeper operand gets a lambda of its own, because Python's parser has bounds too."""
+"""The depth of one lambda; a deeper operand gets its own. Parser and stack of Python have bounds too."""
 _BRANCHES: Final = 8
 _COMPARISONS: Final = frozenset({"=", "<>", "<", "<=", ">", ">="})
 _OPPOSITE: Final = {"=": "<>", "<>": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
@@ -72,14 +72,14 @@ def compile_expression(
     or too large.
     """
     writer = _Writer(positions, environment)
-    writer.check(expression)
+    writer.prepare(expression)
     return cast(Evaluator, writer.function(writer.value(expression).text))
 
 
 def compile_filter(expression: Expression, positions: Mapping[int, int], environment: Environment = _DEFAULT) -> Filter:
     """Compile a condition that only TRUE passes, as in WHERE."""
     writer = _Writer(positions, environment)
-    writer.check(expression)
+    writer.prepare(expression)
     return cast(Filter, writer.function(writer.test(expression, wanted=True)))
 
 
@@ -89,7 +89,7 @@ def compile_list(
     """Compile several expressions into one function, as for the columns of a result."""
     writer = _Writer(positions, environment)
     for each in expressions:
-        writer.check(each)
+        writer.prepare(each)
     text = ", ".join([writer.value(each).text for each in expressions])
     return cast(ListEvaluator, writer.function(f"[{text}]"))
 
@@ -122,22 +122,33 @@ class _Writer:
         self._environment = environment
         self._names: dict[str, Any] = {"__builtins__": {}}
         self._temporaries = 0
-        self._depth = 0
+        self._written: dict[int, _Code] = {}  # by the id of its node
 
     def function(self, text: str) -> Any:
         return eval(f"lambda r, o, p: {text}", self._names)  # of names, numbers and templates from this module
 
-    def check(self, expression: Expression) -> None:
-        """Refuse a tree that is too deep or too large, without recursion."""
-        nodes = 0
-        stack = [(expression, 1)]
+    def prepare(self, expression: Expression) -> None:
+        """Write what lies deep in a tree, the deepest first, so that recursion is short. Refuse what is too deep."""
+        nodes, deep = 0, []
+        stack = [(expression, 1, False)]
         while stack:
-            node, depth = stack.pop()
+            node, depth, continues = stack.pop()
             nodes += 1
             if depth > MAX_DEPTH or nodes > MAX_NODES:
                 what = f"deeper than {MAX_DEPTH} operators" if depth > MAX_DEPTH else f"longer than {MAX_NODES} parts"
                 raise sql_error(Reason.UNSUPPORTED_SQL, f"an expression is {what}", sqlstate="54001")
-            stack += [(child, depth if _continues(node, child) else depth + 1) for child in children(node)]
+            below = children(node)
+            if below and depth % _INLINE == 0 and not continues:
+                deep.append(node)
+            for child in below:
+                chained = _continues(node, child)
+                stack.append((child, depth if chained else depth + 1, chained))
+        for node in reversed(deep):
+            self._written[id(node)] = self._apart(self.value(node))
+
+    def _apart(self, code: _Code) -> _Code:
+        """A piece of source as a function of its own."""
+        return code._replace(text=f"{self._constant(self.function(code.text))}(r, o, p)", plain=False)
 
     # ------------------------------------------------------------------ names
 
@@ -173,16 +184,7 @@ class _Writer:
 
     def value(self, node: Expression) -> _Code:
         """The source of a node's value, with None for NULL."""
-        handler = _HANDLERS[node.__class__]
-        if self._depth < _INLINE or node.__class__ in _LEAVES:
-            self._depth += 1
-            code = handler(self, node)
-            self._depth -= 1
-            return code
-        depth, self._depth = self._depth, 0
-        code = handler(self, node)
-        self._depth = depth
-        return code._replace(text=f"{self._constant(self.function(code.text))}(r, o, p)", plain=False)
+        return self._written.get(id(node)) or _HANDLERS[node.__class__](self, node)
 
     def literal(self, node: Literal) -> _Code:
         if node.value is None:
@@ -277,12 +279,14 @@ class _Writer:
         return _Code(f"({ends} if {ended} else None if {unknown} else {goes_on})", fails=fails)
 
     def test(self, node: Expression, *, wanted: bool) -> str:
-        """A test that passes if a condition is TRUE, or FALSE: neither for NULL."""
+        """The source of a test that passes if a condition is TRUE, or FALSE: neither for NULL."""
+        if id(node) in self._written:
+            return f"({self._written[id(node)].text} is {wanted})"
         if isinstance(node, Unary) and node.op == "not":
-            return self._deeper(node.operand, wanted=not wanted)
+            return self.test(node.operand, wanted=not wanted)
         if isinstance(node, Binary) and node.op in ("and", "or"):
             joined = " and " if (node.op == "and") == wanted else " or "
-            return f"({joined.join([self._deeper(each, wanted=wanted) for each in _chain(node)])})"
+            return f"({joined.join([self.test(each, wanted=wanted) for each in _chain(node)])})"
         if isinstance(node, Binary) and node.op in _COMPARISONS:
             operands, text = self._comparison(node, node.op if wanted else _OPPOSITE[node.op])
             return f"({operands.are_there} and {text})" if operands.are_there else text
@@ -295,22 +299,11 @@ class _Writer:
             return f"({code.text} is {wanted})"
         return code.text if wanted else f"(not {code.text})"
 
-    def _deeper(self, node: Expression, *, wanted: bool) -> str:
-        if self._depth < _INLINE:
-            self._depth += 1
-            text = self.test(node, wanted=wanted)
-            self._depth -= 1
-            return text
-        depth, self._depth = self._depth, 0
-        function = self.function(self.test(node, wanted=wanted))
-        self._depth = depth
-        return f"{self._constant(function)}(r, o, p)"
-
     def is_null(self, node: IsNull) -> _Code:
         return _Code(self.test(node, wanted=True), nullable=False, fails=True)
 
     def is_truth(self, node: IsTruth) -> _Code:
-        text = self._deeper(node.operand, wanted=node.truth)
+        text = self.test(node.operand, wanted=node.truth)
         return _Code(f"(not {text})" if node.negated else text, nullable=False, fails=True)
 
     # ------------------------------------------------------------ comparisons
@@ -407,10 +400,12 @@ class _Writer:
             message = f"CASE has {len(node.branches)} branches, at most {MAX_BRANCHES}"
             raise sql_error(Reason.UNSUPPORTED_SQL, message, sqlstate="54001")
         if len(node.branches) > _BRANCHES:
-            rest = Case(node.branches[_BRANCHES:], node.otherwise, node.type)
-            node = Case(node.branches[:_BRANCHES], rest, node.type)
-        made = [(self._deeper(test, wanted=True), self._as(result, node.type)) for test, result in node.branches]
-        other = _Code("None") if node.otherwise is None else self._as(node.otherwise, node.type)
+            other = self._apart(self.case(Case(node.branches[_BRANCHES:], node.otherwise, node.type)))
+        else:
+            other = _Code("None") if node.otherwise is None else self._as(node.otherwise, node.type)
+        made = [
+            (self.test(test, wanted=True), self._as(result, node.type)) for test, result in node.branches[:_BRANCHES]
+        ]
         text = " else ".join([*(f"{code.text} if {test}" for test, code in made), other.text])
         nullable = other.nullable or any(code.nullable for _, code in made)
         return _Code(f"({text})", nullable=nullable, fails=True)
@@ -494,7 +489,6 @@ _HANDLERS: Final[dict[type, Callable[[_Writer, Any], _Code]]] = {
     Binary: _Writer.binary, IsNull: _Writer.is_null, IsTruth: _Writer.is_truth, InList: _Writer.in_list,
     Like: _Writer.like, Case: _Writer.case, Cast: _Writer.cast, JsonGet: _Writer.json_get, Call: _Writer.call,
 }  # fmt: skip
-_LEAVES: Final = (Literal, Column, Parameter)
 
 
 def _continues(node: Expression, child: Expression) -> bool:

@@ -104,10 +104,19 @@ def encoder(types: tuple[Type, ...]) -> Callable[[Sequence[Value]], bytes]:
 
         return single
 
+    if len(codecs) == 2:
+        first, second = codecs
+
+        def pair(values: Sequence[Value]) -> bytes:
+            one, two = values
+            key = (_NULL if one is None else first(one)) + (_NULL if two is None else second(two))
+            return key if len(key) <= MAX_KEY_BYTES else _refused(key)
+
+        return pair
+
     def several(values: Sequence[Value]) -> bytes:
-        key = b"".join(
-            [_NULL if value is None else encoded(value) for encoded, value in zip(codecs, values, strict=True)]
-        )
+        parts = [_NULL if value is None else encoded(value) for encoded, value in zip(codecs, values, strict=True)]
+        key = b"".join(parts)
         return key if len(key) <= MAX_KEY_BYTES else _refused(key)
 
     return several
@@ -164,7 +173,7 @@ def _read_uuid(key: bytes, start: int) -> _Decoded:
 
 
 def _bytes(value: bytes) -> bytes:
-    return b"\1%b\0\1" % (value.replace(b"\0", b"\0\xff") if b"\0" in value else value)
+    return b"\1" + (value.replace(b"\0", b"\0\xff") if b"\0" in value else value) + b"\0\1"
 
 
 def _read_bytes(key: bytes, start: int) -> tuple[bytes, int]:

@@ -67,7 +67,26 @@ def _simple(parts: list[Any]) -> Matcher | None:
             return lambda text: text.endswith(end)
         case [any_, str(middle), another] if any_ is _ANY and another is _ANY:
             return lambda text: middle in text
-    return None
+    return None if _ONE in parts else _by_pieces(parts)
+
+
+def _by_pieces(parts: list[Any]) -> Matcher:
+    """Plain texts with % between them: each is looked for behind the one before it."""
+    start = parts[0] if parts[0] is not _ANY else ""
+    end = parts[-1] if parts[-1] is not _ANY else ""
+    inner = [each for each in parts[1 if start else 0 : -1 if end else None] if each is not _ANY]
+
+    def match(text: str) -> bool:
+        if not text.startswith(start) or not text.endswith(end):
+            return False
+        at = len(start)
+        for piece in inner:
+            at = text.find(piece, at) + len(piece)
+            if at < len(piece):
+                return False
+        return at <= len(text) - len(end)
+
+    return match
 
 
 def _by_expression(parts: list[Any], ignore_case: bool) -> Matcher:
