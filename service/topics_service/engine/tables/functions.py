@@ -283,7 +283,7 @@ _LIST: Final = (
     _made("ulid", "a ULID: 26 characters that begin with the time", Kind.TEXT, scalars.ulid),
 )  # fmt: skip
 
-_ALIASES: Final = {
+ALIASES: Final = {
     "char_length": "length", "character_length": "length", "btrim": "trim", "substr": "substring", "ceiling": "ceil",
     "position": "strpos", "date_part": "extract", "jsonb_array_length": "json_array_length",
     "jsonb_typeof": "json_typeof", "uuidv7": "uuid_v7",
@@ -292,7 +292,7 @@ _ALIASES: Final = {
 
 FUNCTIONS: Final[Mapping[str, Function]] = {
     **{each.name: each for each in _LIST},
-    **{alias: next(each for each in _LIST if each.name == name) for alias, name in _ALIASES.items()},
+    **{alias: next(each for each in _LIST if each.name == name) for alias, name in ALIASES.items()},
 }
 
 
