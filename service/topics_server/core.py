@@ -100,6 +100,11 @@ class Core:
             NoUsers(),
             timeout_seconds=settings.sql_statement_timeout,
         )
+        consumers = self.api.consumers
+        consumers.default_timeout, consumers.max_timeout = (
+            settings.default_consume_timeout,
+            settings.max_consume_timeout,
+        )
         self.api.watches.connections.quotas = self.authorizer.quotas
         folder = settings.data_path / "checkpoints"
         make = self.api.metrics.checkpoints.counted(partial(checkpoint.create, store))

@@ -25,7 +25,9 @@ from topics_client import TopicConfig, TopicsClient
 GUIDES = ROOT / "docs" / "guides"
 
 
-@pytest.mark.parametrize("page", ["python.md", "guides/events.md", "guides/pubsub.md", "guides/jobs.md"])
+@pytest.mark.parametrize(
+    "page", ["python.md", "guides/events.md", "guides/pubsub.md", "guides/jobs.md", "guides/outbox.md"]
+)
 def test_a_page_runs_as_it_is_printed(tmp_path: Path, page: str) -> None:
     with ServerProcess(tmp_path / "server") as server:
         Page(tmp_path, server).run(ROOT / "docs" / page, least_blocks=7)

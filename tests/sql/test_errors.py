@@ -49,3 +49,9 @@ SYNTAX = [
 @pytest.mark.parametrize(("text", "column"), SYNTAX)
 def test_syntax_errors_have_their_place(schema: MemorySchema, text: str, column: int) -> None:
     assert refused(schema, text) == ("syntax_error", "42601", 1, column)
+
+
+def test_a_parameter_of_another_statement_may_be_left_out(schema: MemorySchema) -> None:
+    first, second = schema.plans("SELECT a FROM pairs WHERE b = $1; SELECT a FROM pairs WHERE b = $3")
+    assert [each and each.kind.value for each in first.parameters] == ["INTEGER"]
+    assert [each and each.kind.value for each in second.parameters] == [None, None, "INTEGER"]

@@ -119,7 +119,7 @@ def _cell(context: Context, column: ColumnSchema) -> Callable[[Cell], Expression
                 context.place(error, tree.at)
                 raise
         elif tree.__class__ is syntax.Parameter:
-            context.use_parameter(tree.number, tree.at)
+            context.use_parameter(tree.number)
             context.type_parameter(tree.number, kind, tree.at)
             return Parameter(tree.number, kind)
         return None if isinstance(tree, Default) else binder.assigned(tree, kind, what)

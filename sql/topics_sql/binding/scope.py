@@ -42,7 +42,6 @@ class Context(Struct):
     schema: Schema
     namespace: str
     parameters: dict[int, Type | None] = field(default_factory=dict)
-    parameter_places: dict[int, int] = field(default_factory=dict)
 
     def refuse(self, at: int, message: str, reason: Reason = Reason.SYNTAX_ERROR, sqlstate: str = "") -> TopicsError:
         """Make an error with its place."""
@@ -64,10 +63,9 @@ class Context(Struct):
 
     # --------------------------------------------------------------- parameters
 
-    def use_parameter(self, number: int, at: int) -> None:
+    def use_parameter(self, number: int) -> None:
         """Note that the text names a parameter."""
         self.parameters.setdefault(number, None)
-        self.parameter_places.setdefault(number, at)
 
     def type_parameter(self, number: int, kind: Type, at: int) -> None:
         """Note the type of a parameter. Raises `invalid_value` if another use gave one that differs."""
@@ -85,13 +83,8 @@ class Context(Struct):
         self.parameters[number] = common([Type(known.kind), Type(kind.kind)])
 
     def parameter_types(self) -> tuple[Type | None, ...]:
-        """The types of all parameters. Raises `invalid_request` if a number is left out."""
-        count = max(self.parameters, default=0)
-        if count != len(self.parameters):
-            missing = next(number for number in range(1, count + 1) if number not in self.parameters)
-            message = f"the statement has ${count} and no ${missing}"
-            raise self.refuse(self.parameter_places[count], message, Reason.INVALID_REQUEST, "08P01")
-        return tuple(self.parameters[number] for number in range(1, count + 1))
+        """The types of all parameters; None for a number that is left out, which another statement of the text uses."""
+        return tuple(self.parameters.get(number) for number in range(1, max(self.parameters, default=0) + 1))
 
     # ------------------------------------------------------------------- tables
 

@@ -113,9 +113,10 @@ class SystemTables:
     def _topic_routes(self, principal: Principal) -> Iterator[Row]:
         for topic in self._visible(principal):
             for table, route in self._routes_into(topic, principal):
+                counts = self._engine.routing.counts(route)
                 yield (
                     topic.name, table.table_id, route.op.value, route.mode.value, route.filter_text or None,
-                    route.partition_text or None, route.tombstones,
+                    route.partition_text or None, route.tombstones, counts.matched, counts.evaluated,
                 )  # fmt: skip
 
     def _topic_offsets(self, principal: Principal) -> Iterator[Row]:
