@@ -18,6 +18,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("example.org", Address("example.org", 4001)),
         ("example.org:9", Address("example.org", 9)),
         ("topics://k%40y@example.org:9", Address("example.org", 9, "k@y")),
+        ("topics://alice:p%40ss:w%C3%B6rd@example.org:9", Address("example.org", 9, "alice:p@ss:wörd")),
         ("topics://[::1]:9/", Address("::1", 9)),
         ("topics+tls://example.org", Address("example.org", 4001, None, tls=True)),
         ("topics+tls://example.org?ca=/c%20a.pem", Address("example.org", 4001, None, tls=True, ca_file="/c a.pem")),
@@ -62,7 +63,7 @@ def test_a_key_that_is_not_escaped_is_not_shown_either(url: str) -> None:
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-@pytest.mark.parametrize("key", ["s3cret\n", "s3cr\u00e9t"])
+@pytest.mark.parametrize("key", ["s3cret\n", "s3cr\u00e9t", "alice:s3cret\n"])
 def test_a_key_that_no_header_can_carry(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setenv("TOPICS_API_KEY", key)
     with pytest.raises(ValueError, match="a key is printable ASCII") as caught:
@@ -76,6 +77,21 @@ def test_the_environment_fills_in_what_is_not_given(monkeypatch: pytest.MonkeyPa
     assert Address.parse() == Address("example.org", 9, "from-env")
     assert Address.parse("topics://in-url@other").key == "in-url"
     assert Address.parse("topics://in-url@other", key="given").key == "given"
+
+
+@pytest.mark.parametrize(
+    ("key", "header"),
+    [
+        ("k3y", "Bearer k3y"),
+        ("a.b.c", "Bearer a.b.c"),
+        ("alice:pw", "Basic YWxpY2U6cHc="),
+        ("alice:p:w", "Basic YWxpY2U6cDp3"),
+        ("alice:ü", "Basic YWxpY2U6w7w="),
+        (None, None),
+    ],
+)
+def test_a_key_with_a_colon_is_a_user_and_password(key: str | None, header: str | None) -> None:
+    assert Address("example.org", key=key).authorization == header
 
 
 def test_a_key_is_never_shown() -> None:

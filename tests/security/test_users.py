@@ -18,10 +18,11 @@ from security.secure_server import audit_lines, reload
 
 from support.http import Api, ok, refused
 from support.kafka_wire import ClosedError, Wire
-from support.server import ServerProcess
+from support.server import PRELOADED, ServerProcess
 from support.tokens import SECRET, claims, hs256, public_pem, rs256, rsa_key
 from support.waiting import poll
 from support.ws import RefusedError, WebSocket
+from topics_client import AuthError, TopicsClient
 from topics_kafka.protocol import ApiKey
 from topics_proto.v1 import queue_service_pb2, record_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
@@ -326,6 +327,17 @@ def test_what_a_role_may_do(server: ServerProcess, role: str, kind: str) -> None
         }
         made = wire.call(ApiKey.CREATE_TOPICS, topics=[create], timeout=1000)
         assert codes(made) == ([0] if "configure" in MAY[role] else [29])
+
+
+def test_the_sdk_and_the_command_line_take_a_user_for_a_key(server: ServerProcess) -> None:
+    for key in ("ops:sekret-ops", hs256(claims("dba")), KEY):
+        with TopicsClient(f"topics://{server.grpc_target}", key=key) as topics:
+            assert [record.data for record in topics.read("far")] == [b"1"]
+    with TopicsClient(f"topics://ops:wrong@{server.grpc_target}") as topics, pytest.raises(AuthError):
+        next(iter(topics.read("far")))
+    env = {"TOPICS_URL": f"topics://{server.grpc_target}", "TOPICS_API_KEY": "ops:sekret-ops", "PATH": "/usr/bin"}
+    done = PRELOADED.run(["read", "far"], env, timeout=30)
+    assert (done.returncode, "sekret" in done.stderr.decode()) == (0, False)
 
 
 def test_a_role_within_prefixes(server: ServerProcess) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from topics_client.address import authorization
 from topics_client.environment import own_http
 from topics_client.units import human_size
 
@@ -44,7 +45,7 @@ class Probe:
         self.url = url
         self.refused = ""
         """The reason if the server is ready but refuses writes."""
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._headers = {"Authorization": authorization(key)} if key else {}
         self._is_handshake_enough = is_handshake_enough
         self._remedy = "if that port uses TLS, give https://"
         self._pinned: tuple[str, bytes] | None = None

@@ -1,6 +1,7 @@
-"""The address of a server, with its API key: `topics://key@host:port`."""
+"""The address of a server, with a credential: `topics://key@host:port` or `topics://user:password@host:port`."""
 
 import os
+from base64 import b64encode
 from dataclasses import dataclass, field
 from typing import Final, Self
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -22,7 +23,10 @@ _OTHERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of a server. Its string form, used in errors and logs, never contains the key."""
+    """The address of a server. Its string form, used in errors and logs, never contains the key.
+
+    `key` is an API key, a JWT, or a user and its password with a colon between them.
+    """
 
     host: str
     port: int = _DEFAULT_PORT
@@ -34,6 +38,8 @@ class Address:
     @classmethod
     def parse(cls, url: str | None = None, *, key: str | None = None) -> Self:
         """Parse `topics://[KEY@]HOST[:PORT]`, `topics+tls://…[?ca=FILE&cert=FILE]` or plain `HOST[:PORT]`.
+
+        `USER:PASSWORD` may stand for `KEY`, in a URL with `%40` for an `@` and so on.
 
         If omitted, `url` is TOPICS_URL, then `topics://127.0.0.1:4001`. `key` takes precedence over the key in the URL,
         which takes precedence over TOPICS_API_KEY. Without `ca`, a TLS server is verified against the system's root
@@ -63,9 +69,14 @@ class Address:
         if query:
             raise ValueError(f"{shown}: a server's URL has no parameter but ca and cert, and those with topics+tls")
         found = key or unquote(user) or os.environ.get("TOPICS_API_KEY") or None
-        if found and not (found.isascii() and found.isprintable()):
+        if found and not is_credential(found):
             raise ValueError(f"{shown}: a key is printable ASCII, and this one has other characters (an end of line?)")
         return cls(host, _DEFAULT_PORT if port is None else port, found, tls, ca_file, cert_file)
+
+    @property
+    def authorization(self) -> str | None:
+        """The value of the header or metadata `authorization`, None without a key."""
+        return authorization(self.key) if self.key else None
 
     @property
     def target(self) -> str:
@@ -78,3 +89,13 @@ class Address:
         files = (("ca", self.ca_file), ("cert", self.cert_file))
         query = "&".join(f"{name}={quote(file)}" for name, file in files if file)
         return f"{scheme}://{self.target}" + (f"?{query}" if query else "")
+
+
+def authorization(key: str) -> str:
+    """The value of `authorization` for an API key or token, or for `user:password`: keys have no colons."""
+    return f"Basic {b64encode(key.encode()).decode()}" if ":" in key else f"Bearer {key}"
+
+
+def is_credential(text: str) -> bool:
+    """True for a key of printable ASCII, and for a user and password without control characters."""
+    return text.isprintable() and (text.isascii() or ":" in text)

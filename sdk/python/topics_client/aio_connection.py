@@ -51,7 +51,7 @@ class AsyncConnection:
         self.address = address
         self.timeout = timeout
         self.retry = retry
-        self._metadata = (("authorization", f"Bearer {address.key}"),) if address.key else ()
+        self._metadata = (("authorization", address.authorization),) if address.authorization else ()
         self._blocking: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False

@@ -53,7 +53,7 @@ class Connection:
         self.address = address
         self.timeout = timeout
         self.retry = retry
-        self._metadata = (("authorization", f"Bearer {address.key}"),) if address.key else ()
+        self._metadata = (("authorization", address.authorization),) if address.authorization else ()
         self._closed = False
         self._channel = _channel(address)
         self.topics = TopicsServiceStub(self._channel)
