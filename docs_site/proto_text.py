@@ -22,11 +22,15 @@ class Linker:
         """Services, calls, messages and enums of a file. Raises ValueError where two would have one anchor."""
         names = [service.name for service in file.service] + [message.name for message in file.message_type]
         names += [enum.name for enum in file.enum_type]
-        names += [method.name for service in file.service for method in service.method]
-        for name in names:
-            if name in self._targets:
+        calls = [method.name for service in file.service for method in service.method]
+        for name in names + calls:
+            target = f"{page}#{name.lower()}"
+            other = self._targets.get(name)
+            if other is not None and (name not in calls or other == target):
                 raise ValueError(f"two things in the protos are called {name}")
-            self._targets[name] = f"{page}#{name.lower()}"
+            if other is not None:  # a call of another service on a page of its own: no text means it by its name alone
+                continue
+            self._targets[name] = target
             if _TWO_PARTS.match(name):  # Record and Watch are English, too
                 self._words[name] = self._targets[name]
         for enum in file.enum_type:
