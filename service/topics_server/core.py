@@ -22,8 +22,6 @@ from topics_service.api.metrics.collector import MetricsSources
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.scheduling.pressure import Pressure
-from topics_service.api.sql.system import SystemTables
-from topics_service.api.sql.users import NoUsers
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
@@ -96,8 +94,9 @@ class Core:
         self.api = TopicsApi(engine, self._commit, pressure, settings.watch_caps, sources, observers)
         self.api.serve_sql(
             Reader(),
-            SystemTables(engine, settings=shown_settings(settings)),
-            NoUsers(),
+            self.authorizer.users,
+            self.authorizer.passwords,
+            settings=shown_settings(settings),
             timeout_seconds=settings.sql_statement_timeout,
         )
         consumers = self.api.consumers
@@ -123,6 +122,11 @@ class Core:
         if self._settings.min_free_bytes:
             work.append(self._space.keep())
         return work
+
+    def recovered(self) -> None:
+        """Take over what else is in the store. Call it in the turn of the event loop in which recovery has ended."""
+        if self.api.sql is not None and self.engine.recovered == 1.0:
+            self.api.sql.users.load(self.engine)
 
     @property
     def is_sound(self) -> bool:

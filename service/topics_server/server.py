@@ -183,6 +183,7 @@ class Server:
         began = time.monotonic()
         with core.api.observers("topics.recovery", {}):
             await maintenance.recover(core.engine, self._stop)
+            core.recovered()
         core.api.metrics.recovery_seconds = time.monotonic() - began
         listeners.grpc.set_serving(core.engine.ready().ready)
         if not self._stop.is_set():

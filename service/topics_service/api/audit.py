@@ -37,7 +37,9 @@ ACTIONS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """The logged RPCs: the action, and the name of its target's kind."""
 
-_AUDITED: Final = frozenset(action for action, _ in ACTIONS.values())
+SQL_ACTIONS: Final = frozenset({"sql.define", "sql.user"})
+"""Actions of statements: definitions, and changes of users."""
+_AUDITED: Final = frozenset(action for action, _ in ACTIONS.values()) | SQL_ACTIONS
 
 _NAME_CHARACTERS: Final = 512  # a name that is refused may be as long as a request
 _LINE_BYTES: Final = 8192

@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_append, check_put
+from topics_service.api.access.passwords import Passwords
+from topics_service.api.access.users import Users
 from topics_service.api.catalog import CatalogView
 from topics_service.api.groups import GroupsApi
 from topics_service.api.membership import MembershipApi
@@ -25,8 +27,8 @@ from topics_service.api.scheduling.pressure import Pressure, Shortage
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.sql.reader import SqlReader
-from topics_service.api.sql.seams import UserCalls
-from topics_service.api.sql.system import SystemTables
+from topics_service.api.sql.system import SettingLine, SystemTables
+from topics_service.api.sql.users import UserStatements
 from topics_service.api.watch import WatchApi, WatchCaps
 from topics_service.engine import cluster
 from topics_service.engine.batches import BatchReply, BatchRequest, FetchReply, FetchRequest
@@ -130,16 +132,25 @@ class TopicsApi:
             self._membership = MembershipApi(self._engine, self.catalog, self.settled, self.is_durable, settings)
         return self._membership
 
-    def serve_sql(self, reader: SqlReader, system: SystemTables, users: UserCalls, timeout_seconds: float) -> SqlApi:
+    def serve_sql(
+        self,
+        reader: SqlReader,
+        users: Users,
+        passwords: Passwords,
+        *,
+        settings: Sequence[SettingLine] = (),
+        timeout_seconds: float = 30.0,
+    ) -> SqlApi:
         """Serve SQL, read by `reader`; call it once, before the protocols are set up."""
+        statements = UserStatements(self._admit, self._settle, users, passwords)
         self.sql = SqlApi(
             self._admit,
             self._settle,
             reader,
             pressure=self._pressure,
             consumers=self.consumers,
-            users=users,
-            system=system,
+            users=statements,
+            system=SystemTables(self._engine, users=statements.lines, settings=settings),
             statistics=self.metrics.sql,
             observers=self.observers,
             timeout_seconds=timeout_seconds,

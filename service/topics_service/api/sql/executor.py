@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, Final, TypeVar, cast
 
 from topics_service.api.access.auth import Principal
-from topics_service.api.observers import NO_OBSERVERS, Observers
+from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
 from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.sql import rights
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.outcomes import (
     acknowledged,
+    change_of,
     consumed,
     explained,
     message_of,
@@ -27,8 +28,8 @@ from topics_service.api.sql.parameters import many_rows, one_row
 from topics_service.api.sql.plancache import PlanCache, Script
 from topics_service.api.sql.reader import SqlReader
 from topics_service.api.sql.requests import AckRequest, ConsumeRequest, ResultColumn, SqlReply, SqlRequest, SqlResult
-from topics_service.api.sql.seams import UserCalls
 from topics_service.api.sql.system import SystemTables
+from topics_service.api.sql.users import UserStatements
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.tables import plans
@@ -62,7 +63,7 @@ class SqlApi:
         *,
         pressure: Pressure,
         consumers: ConsumeApi,
-        users: UserCalls,
+        users: UserStatements,
         system: SystemTables,
         statistics: SqlStatistics,
         observers: Observers = NO_OBSERVERS,
@@ -150,7 +151,7 @@ class _Run:
         plan = self._plan()
         action = plan.action
         self._api.statistics.statements[type(action).__name__] += 1
-        rights.check(action, self._principal, self._api.tables.newest.tables.get)
+        self._authorize(action)
         if isinstance(action, plans.Select):
             return await self._select(action, self._parameters(plan))
         if isinstance(action, _CHANGES):
@@ -159,6 +160,22 @@ class _Run:
             raise invalid("param_rows needs an INSERT, UPDATE or DELETE")
         self._parameters(plan)
         return await self._other(action)
+
+    def _authorize(self, action: plans.Action) -> None:
+        """Raise `forbidden` unless the caller may run it; refused definitions are reported to the observers."""
+        try:
+            rights.check(action, self._principal, self._api.tables.newest.tables.get)
+        except TopicsError as error:
+            if (name := change_of(action)) is not None:
+                self._api.observers.note(name, self._facts(action), self._principal, error)
+            raise
+
+    def _facts(self, action: plans.Action) -> Facts:
+        """Facts of a definition or a change of a user for observers. The text may hold passwords."""
+        if isinstance(action, plans.CreateUser | plans.AlterUser | plans.DropUser):
+            return users_facts(action)
+        names = rights.names(action, self._api.tables.newest.tables.get)
+        return {"statement": message_of(action), "names": names}
 
     def _plan(self, *, newest: bool = False) -> plans.Plan:
         """Bind the statement: to the catalog as readers see it, or to the newest, which writers go by."""
@@ -211,7 +228,7 @@ class _Run:
         rows, action = self._request.param_rows, cast("plans.Change", plan.action)
         if rows is None:
             return transaction.run(action, self._parameters(plan))
-        return _each(transaction, action, many_rows(rows, plan.parameters))
+        return transaction.run_many(action, many_rows(rows, plan.parameters))
 
     def _changed(self, action: Any, outcome: "Outcome") -> SqlResult:
         self._api.statistics.rows_changed += outcome.row_count
@@ -318,7 +335,7 @@ class _Run:
         if isinstance(action, plans.Ack):
             return await self._ack(action)
         if isinstance(action, plans.CreateUser | plans.AlterUser | plans.DropUser):
-            with self._api.observers("sql.user", users_facts(action), self._principal):
+            with self._api.observers("sql.user", self._facts(action), self._principal):
                 await self._api.users.apply(action, principal=self._principal)
             return SqlResult(message=message_of(action))
         return await self._define(action)
@@ -345,8 +362,7 @@ class _Run:
     async def _define(self, action: Any) -> SqlResult:
         """Change the catalog. The statement is bound again once it may write."""
         api = self._api
-        facts = {"statement": message_of(action), "text": self._request.sql[:512]}
-        with api.observers("sql.define", facts, self._principal):
+        with api.observers("sql.define", self._facts(action), self._principal):
             await self._lock()
             try:
                 action = cast("plans.Definition", self._plan(newest=True).action)
@@ -377,17 +393,6 @@ class _Run:
 
     async def _explain(self, action: plans.Explain) -> SqlResult:
         return explained(action)
-
-
-def _each(transaction: TableTransaction, action: Any, rows: Sequence[Sequence[Value]]) -> "Steps[Outcome]":
-    """Run one statement for each row of parameters; the outcome is that of all."""
-    returned: list[Sequence[Value]] = []
-    count = 0
-    for row in rows:
-        outcome = yield from transaction.run(action, row)
-        returned += outcome.rows
-        count += outcome.row_count
-    return Outcome(returned, count)
 
 
 _HANDLERS: Final[dict[type, Callable[[_Run, Any], Awaitable[SqlResult]]]] = {

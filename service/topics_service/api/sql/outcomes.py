@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from topics_service.api.sql.requests import Message, ResultColumn, SqlResult
 from topics_service.engine.errors import TopicsError
@@ -75,6 +75,13 @@ def _text(payload: bytes | None) -> str | None:
         return payload.decode()
     except UnicodeDecodeError:
         return f"\\x{payload.hex()}"
+
+
+def change_of(action: plans.Action) -> str | None:
+    """The name under which observers know a statement: that of a definition or of a change of a user, else None."""
+    if isinstance(action, plans.CreateUser | plans.AlterUser | plans.DropUser):
+        return "sql.user"
+    return "sql.define" if isinstance(action, get_args(plans.Definition)) else None
 
 
 def users_facts(action: plans.CreateUser | plans.AlterUser | plans.DropUser) -> dict[str, Any]:

@@ -22,6 +22,11 @@ def check(action: plans.Action, principal: Principal, table_of: Callable[[int], 
         require(principal, capability, names)
 
 
+def names(action: plans.Action, table_of: Callable[[int], Table | None]) -> list[str]:
+    """The names that a statement is about."""
+    return sorted({name for _, needed in _needs(action, table_of) for name in needed})
+
+
 def _needs(action: plans.Action, table_of: Callable[[int], Table | None]) -> Iterator[Need]:
     match action:
         case plans.Select():
