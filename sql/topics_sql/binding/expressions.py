@@ -145,7 +145,7 @@ class Expressions:
         operand = self.bind(tree.operand)
         kind = type_of(operand)
         if isinstance(operand, Literal) and kind is not None and kind.kind in casts.NUMBERS:
-            return typed_number(-operand.value if tree.op == "-" else operand.value)
+            return negated(operand, kind) if tree.op == "-" else operand
         if kind is None:
             kind = DOUBLE if isinstance(operand, Literal) else BIGINT
             operand = self.settle(operand, kind, tree.operand.at)
@@ -343,6 +343,14 @@ def python_number(text: str) -> int | Decimal:
         if not exponent or abs(int(exponent)) <= MAX_DIGITS:
             return Decimal(text)
     raise invalid_value(f"the number {text[:40]} is out of range", out_of_range=True)
+
+
+def negated(literal: Literal, kind: Type) -> Literal:
+    """Make the literal of a number with the other sign, all of its digits."""
+    value = literal.value
+    if value is None or isinstance(value, float):
+        return Literal(None if value is None else -value, kind)
+    return typed_number(-value if isinstance(value, int) else value.copy_negate() if value else value)
 
 
 def typed_number(value: int | Decimal) -> Literal:

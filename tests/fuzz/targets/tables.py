@@ -6,7 +6,7 @@ from typing import Any, Final
 from fuzz.target import Target
 
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.tables import documents, keycode, rowcode, values
+from topics_service.engine.tables import calendar, documents, keycode, rowcode, values
 from topics_service.engine.tables.model import ColumnSchema, Table
 from topics_service.engine.tables.types import Kind, Type
 
@@ -76,6 +76,13 @@ TARGETS: Final[tuple[Target, ...]] = (
         decode=_document,
         samples=[b'{"a": ["x", 1.50, null], "b": {"c": "\\u00e4\\\\u0000"}}', b'"text"', b"1234567890123456789"],
         covers=[f"{_TABLES}.documents", *(f"{_TABLES}.documents:{name}" for name in ("to_value", "compact"))],
+        errors=(TopicsError,),
+    ),
+    Target(
+        name="interval",
+        decode=lambda data: calendar.add(5, data.decode("utf-8", "surrogateescape")),
+        samples=[b"1 year -2 mons +3.5 days 04:05:06.789", b"7d 1us", b"1d  1d  1d  1d  1d  1d  1d  1d  1d  1d !"],
+        covers=[f"{_TABLES}.calendar:parse_interval"],
         errors=(TopicsError,),
     ),
     Target(

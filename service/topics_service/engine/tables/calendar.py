@@ -1,8 +1,11 @@
 """Fields and units of times: extract and date_trunc."""
 
+import re
+from calendar import monthrange
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from typing import Final
 
 from topics_service.engine.errors import TopicsError
@@ -67,6 +70,73 @@ def truncate(unit: str, micros: int) -> int:
     else:
         raise _unknown(f'there is no unit "{unit[:40]}" of time')
     return (first - datetime(1970, 1, 1)) // timedelta(microseconds=1)  # noqa: DTZ001 - both in UTC
+
+
+def add(micros: int, interval: str) -> int:
+    """The timestamp an interval later. Raises `invalid_value`: 22007 for text that is no interval, 22003."""
+    months, rest = parse_interval(interval)
+    return _in_range(_months_later(micros, months) + rest)
+
+
+def subtract(micros: int, interval: str) -> int:
+    """The timestamp an interval earlier. Raises `invalid_value`: 22007 for text that is no interval, 22003."""
+    months, rest = parse_interval(interval)
+    return _in_range(_months_later(micros, -months) - rest)
+
+
+def _months_later(micros: int, months: int) -> int:
+    """The same day and time of another month, or the last day of a month that is shorter."""
+    if not months:
+        return micros
+    moment = to_datetime(micros)
+    year, month = divmod(moment.year * 12 + moment.month - 1 + months, 12)
+    if not 1 <= year <= 9999:
+        raise invalid_value("the result is out of range for TIMESTAMP", out_of_range=True)
+    last = monthrange(year, month + 1)[1]
+    moved = moment.replace(year=year, month=month + 1, day=min(moment.day, last))
+    return (moved - datetime(1970, 1, 1)) // timedelta(microseconds=1)  # noqa: DTZ001 - both in UTC
+
+
+@lru_cache(maxsize=256)
+def parse_interval(text: str) -> tuple[int, int]:
+    """Read `1 year -2 days 03:04:05`: months and microseconds. A day has 24 hours. Raises `invalid_value` 22007."""
+    stripped = text.strip() if len(text) <= 200 else ""
+    parts = _PART.findall(stripped) if _INTERVAL.fullmatch(stripped) else ()
+    if not parts:
+        raise invalid_value(f'"{text[:60]}" is not an interval, such as "1 day 12 hours"', sqlstate="22007")
+    months, micros = 0, Decimal(0)
+    for sign, number, unit, hour, minute, second in parts:
+        factor = -1 if sign == "-" else 1
+        if hour:
+            micros += factor * (int(hour) * HOUR + int(minute) * MINUTE + Decimal(second or 0) * SECOND)
+            continue
+        length = _unit(unit.lower())
+        if length is None or (length < 0 and "." in number):
+            raise invalid_value(f'"{number[:20]} {unit[:40]}" is not a part of an interval', sqlstate="22007")
+        if length < 0:
+            months -= factor * int(number) * length
+        else:
+            micros += factor * Decimal(number) * length
+    if abs(months) > 240_000 or abs(micros) > 2 * LAST:
+        raise invalid_value(f'the interval "{text[:60]}" is out of range', out_of_range=True)
+    return months, int(micros.to_integral_value())
+
+
+def _unit(name: str) -> int | None:
+    return _INTERVAL_UNITS.get(name) or _INTERVAL_UNITS.get(name.removesuffix("s"))
+
+
+_PART: Final = re.compile(
+    r"(?:([+-])\s*)?(?:(\d{1,15}(?:\.\d{1,9})?)\s*([a-zA-Z]+)|(\d{1,9}):(\d{2})(?::(\d{2}(?:\.\d{1,6})?))?)\s*",
+    re.ASCII,
+)
+_INTERVAL: Final = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
+_INTERVAL_UNITS: Final = {
+    "microsecond": 1, "us": 1, "millisecond": 1000, "ms": 1000, "second": SECOND, "sec": SECOND, "s": SECOND,
+    "minute": MINUTE, "min": MINUTE, "m": MINUTE, "hour": HOUR, "hr": HOUR, "h": HOUR, "day": DAY, "d": DAY,
+    "week": 7 * DAY, "w": 7 * DAY, "month": -1, "mon": -1, "quarter": -3, "year": -12, "yr": -12, "y": -12,
+}  # fmt: skip
+"""Microseconds; months as negative numbers."""
 
 
 def from_seconds(seconds: float) -> int:

@@ -266,6 +266,14 @@ _LIST: Final = (
         (Signature((_TEXT, _MOMENT), Kind.TIMESTAMP, calendar.truncate, converts=Kind.TIMESTAMP),),
     ),
     Function(
+        "date_add", "date_add(time, interval)", "the time an interval later, given as text: `1 month -2 days 03:30:00`",
+        (Signature((_MOMENT, _TEXT), Kind.TIMESTAMP, calendar.add, converts=Kind.TIMESTAMP),),
+    ),
+    Function(
+        "date_subtract", "date_subtract(time, interval)", "the time an interval earlier",
+        (Signature((_MOMENT, _TEXT), Kind.TIMESTAMP, calendar.subtract, converts=Kind.TIMESTAMP),),
+    ),
+    Function(
         "to_timestamp", "to_timestamp(seconds)", "the timestamp that is a number of seconds after 1970",
         (Signature((NUMBERS,), Kind.TIMESTAMP, calendar.from_seconds, converts=Kind.DOUBLE),),
     ),
