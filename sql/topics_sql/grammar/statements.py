@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from topics_service.engine.errors import TopicsError
+from topics_service.engine.errors import Reason, TopicsError
 from topics_sql.grammar.changes import delete, insert, update
 from topics_sql.grammar.cursor import Cursor
 from topics_sql.grammar.queries import select
@@ -33,7 +33,7 @@ from topics_sql.syntax import (
     Update,
     Use,
 )
-from topics_sql.tokens import NAME, STRING, refuse, tokenize, words
+from topics_sql.tokens import NAME, PARAMETER, STRING, Tokens, refuse, tokenize, words
 
 OTHER_DIALECTS: Final = words(
     """analyse analyze attach call checkpoint cluster comment copy deallocate declare detach discard do exec execute
@@ -57,7 +57,8 @@ class Parsed(NamedTuple):
 
 def statements(text: str) -> list[Parsed]:
     """Read all statements of a text. Raises the error of the first that is refused."""
-    cursor = Cursor(tokenize(text))
+    tokens = tokenize(text)
+    cursor = Cursor(tokens)
     found: list[Parsed] = []
     try:
         while True:
@@ -75,7 +76,21 @@ def statements(text: str) -> list[Parsed]:
         raise
     if not found:
         raise refuse(text, 0, "the text has no statement")
+    _check_parameters(tokens)
     return found
+
+
+def _check_parameters(tokens: Tokens) -> None:
+    """Raise `invalid_request` if the text names `$3` and no `$2`."""
+    named: dict[int, int] = {}
+    for place, kind in enumerate(tokens.kinds):
+        if kind == PARAMETER:
+            named.setdefault(int(tokens.values[place]), tokens.starts[place])
+    greatest = max(named, default=0)
+    if greatest != len(named):
+        missing = next(number for number in range(1, greatest) if number not in named)
+        message = f"the text has ${greatest} and no ${missing}"
+        raise refuse(tokens.text, named[greatest], message, Reason.INVALID_REQUEST)
 
 
 def number_error(error: TopicsError, number: int, *, several: bool) -> None:
