@@ -9,6 +9,7 @@ from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables import keycode, plans, references
 from topics_service.engine.tables.errors import invalid_value, sql_error
 from topics_service.engine.tables.expressions import Literal
+from topics_service.engine.tables.functions import Environment
 from topics_service.engine.tables.indexing import drop_index, remove_all, remove_entries
 from topics_service.engine.tables.model import (
     DEFAULT_NAMESPACE,
@@ -38,8 +39,6 @@ MAX_NAME: Final = 255
 DURABILITIES: Final = ("disk", "fsync")
 _NAMESPACE_EXISTS, _COLUMN_EXISTS, _OBJECT_EXISTS = "42P06", "42701", "42710"
 _RESERVED_NAME, _BAD_NAME, _BAD_TABLE, _TOO_MANY = "42939", "42602", "42P16", "54011"
-_PER_ROW: Final = frozenset({"snowflake_id", "uuid_v7", "uuid_v4", "gen_random_uuid", "ulid", "random"})
-"""Functions that give each row a value of its own."""
 _WIDER: Final = {
     Kind.SMALLINT: (Kind.INTEGER, Kind.BIGINT),
     Kind.INTEGER: (Kind.BIGINT,),
@@ -213,11 +212,8 @@ class Definitions:
         made = self._versioned(structs.replace(table, columns=(*table.columns, column), next_column=column.id + 1))
         self._check_compiles(made)
         value = None
-        if column.default is not None:
-            if references.functions_of(column.default) & _PER_ROW and not self._is_empty(table):
-                message = f'column "{column.name}": rows that are there can\'t have a default of their own each'
-                raise sql_error(Reason.UNSUPPORTED_SQL, message, column=column.name)
-            value = TableRuntime(made, self._tables.environment).compile(column.default)((), None, ())
+        if column.default is not None:  # functions of time and chance are refused
+            value = TableRuntime(made, Environment()).compile(column.default)((), None, ())
         if column.not_null and value is None and not self._is_empty(table):
             message = f'column "{column.name}" may not be NULL and needs a default for the rows that are there'
             raise sql_error(Reason.NOT_NULL_VIOLATION, message, table=table.table_id, column=column.name)

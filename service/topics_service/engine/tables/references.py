@@ -1,23 +1,18 @@
-"""The columns and functions that expressions refer to."""
+"""The columns that expressions read."""
 
 from collections.abc import Iterable, Iterator
 
-from msgspec import Struct, structs
-
-from topics_service.engine.tables.expressions import Call, Column, Expression
+from topics_service.engine.tables.expressions import Column, Expression, children
 from topics_service.engine.tables.model import Route, Table
 
 
-def nodes(expression: Expression) -> Iterator[Struct]:
+def nodes(expression: Expression) -> Iterator[Expression]:
     """Every node of an expression."""
-    stack: list[object] = [expression]
+    stack = [expression]
     while stack:
         node = stack.pop()
-        if isinstance(node, tuple):
-            stack.extend(node)
-        elif isinstance(node, Struct) and hasattr(node, "__struct_config__") and node.__struct_config__.tag is not None:
-            yield node
-            stack.extend(structs.astuple(node))
+        yield node
+        stack.extend(children(node))
 
 
 def columns_of(expressions: Iterable[Expression | None]) -> set[int]:
@@ -29,11 +24,6 @@ def columns_of(expressions: Iterable[Expression | None]) -> set[int]:
         for node in nodes(expression)
         if isinstance(node, Column)
     }
-
-
-def functions_of(expression: Expression) -> set[str]:
-    """The names of all functions."""
-    return {node.function for node in nodes(expression) if isinstance(node, Call)}
 
 
 def reads_of_route(route: Route) -> set[int]:
