@@ -13,6 +13,7 @@ from topics_service.engine.tables.model import ColumnSchema, Index, Table, Table
 from topics_service.engine.tables.outcomes import Outcome
 from topics_service.engine.tables.tables import Tables
 from topics_service.engine.tables.types import Kind, Type, Value
+from topics_service.storage.store import WriteBatch
 from topics_sql.reader import Reader
 
 READER = Reader()
@@ -62,11 +63,32 @@ def outputs(of: Table, *names: str) -> tuple[plans.Output, ...]:
     return tuple(plans.Output(name, column(of, name), column(of, name).type) for name in wanted)
 
 
+class HistoryStore(CrashStore):
+    """Keeps every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: list[WriteBatch] = []
+
+    def write(self, batch: WriteBatch) -> None:
+        super().write(batch)
+        self.history.append(batch)
+
+
+def at_write(store: HistoryStore, writes: int) -> HistoryStore:
+    """What a power cut leaves that only the first writes outlive."""
+    left = HistoryStore()
+    for batch in store.history[:writes]:
+        left.write(batch)
+    left.sync()
+    return left
+
+
 class TableWorld:
     """An engine on a store that crashes, and plans over its tables."""
 
     def __init__(self, store: Any = None) -> None:
-        self.store = store or CrashStore()
+        self.store = store or HistoryStore()
         self.clock = FakeClock()
         self.start()
 

@@ -65,8 +65,8 @@ class Definitions:
     def run(self, definition: plans.Definition) -> Generator[None, None, int]:
         """See Tables.define."""
         self._tables.writer.check()
-        if self._tables.is_changing:
-            raise sql_error(Reason.TRANSACTION_ERROR, "a transaction changes tables: definitions wait for its end")
+        if self._tables.in_transaction:
+            raise sql_error(Reason.TRANSACTION_ERROR, "a transaction is open: definitions wait for its end")
         run = _RUN.get(type(definition))
         if run is None:
             assert self.topics is not None, "definitions of topics are wired"

@@ -52,8 +52,8 @@ class Builds:
         self._running[table, index] = b""
 
     def step(self) -> bool:
-        """Build one slice; return True if there is more. Does nothing while a transaction changes tables."""
-        if not self._running or self._tables.is_changing:
+        """Build one slice; return True if there is more. Does nothing while a transaction is open."""
+        if not self._running or self._tables.in_transaction:
             return False
         name = next(iter(self._running))
         table = self._tables.newest.tables.get(name[0])

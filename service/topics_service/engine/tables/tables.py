@@ -177,10 +177,10 @@ class Tables:
     # --------------------------------------------------------------- internals
 
     @property
-    def is_changing(self) -> bool:
-        """Return whether a transaction has changes that are not written yet."""
+    def in_transaction(self) -> bool:
+        """Return whether a transaction is open."""
         transaction = None if self._open is None else self._open()
-        return transaction is not None and transaction.has_changes
+        return transaction is not None and transaction.is_open
 
     def runtime(self, table: Table) -> TableRuntime:
         """The compiled form of a table. Raises `table_not_found`, and `transaction_error` (40001) for a plan of

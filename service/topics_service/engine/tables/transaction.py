@@ -70,9 +70,9 @@ class TableTransaction:
         self._is_over = False
 
     @property
-    def has_changes(self) -> bool:
-        """Return whether there is something that `commit` would write."""
-        return bool(self.staged.rows) and not self._is_over
+    def is_open(self) -> bool:
+        """Return whether it was neither committed nor rolled back."""
+        return not self._is_over
 
     # ---------------------------------------------------------------- statements
 
