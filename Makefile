@@ -149,7 +149,7 @@ soak: setup-dev $(KAFKA_CLIENTS) $(SPARKS:%=build/spark-%/.installed)
 	TOPICS_KILLS=$${TOPICS_KILLS:-200} $(SOAK) $(KILLS)
 	TOPICS_SOAK_SECONDS=$${TOPICS_SOAK_SECONDS:-60} $(SOAK) --ignore tests/soak --ignore $(KILLS) tests
 
-# The outside suite's files and tests named in tests/conformance.txt, where the suite lies beside the project.
+# The files and tests of the outside suites named in tests/conformance.txt and sqlsuite.txt, where those lie beside the project.
 conformance: setup
 	tests/conformance.sh
 
