@@ -161,8 +161,9 @@ def test_a_right_credential_on_every_interface(server: ServerProcess, authorizat
 @pytest.mark.parametrize("authorization", WRONG.values(), ids=WRONG)
 def test_a_wrong_credential_on_every_interface(server: ServerProcess, authorization: str) -> None:
     with api(server, authorization) as http:
-        said = refused(http.get("shop.a"), 401, "unauthorized")
-        assert said["message"] == "missing or wrong credentials"
+        reply = http.get("shop.a")
+        assert refused(reply, 401, "unauthorized")["message"] == "missing or wrong credentials"
+        assert "www-authenticate" not in reply.headers, "or browsers would keep passwords, for pages of others to use"
         refused(http.send("GET", "/v0/no/such/path"), 401, "unauthorized")
     caller = rpc(server, authorization)
     assert caller.refused("GetTopic", pb.GetTopicRequest(topic="shop.a")).code == "UNAUTHENTICATED"
@@ -439,6 +440,7 @@ def test_guessing_is_throttled_on_every_interface(tmp_path: Path) -> None:
             ok(by_token.get("shop.a"))
         caller = rpc(server, basic("ops"))
         caller.call("GetTopic", pb.GetTopicRequest(topic="shop.a"))
+        assert server.log.count("too many wrong passwords for the user 'root' from 127.0.0.1") == 1
 
 
 def test_every_kind_of_grpc_call_after_a_wrong_password(server: ServerProcess) -> None:

@@ -11,13 +11,16 @@ import msgspec
 from fuzz.target import Target
 from fuzz.targets.storage import log_of
 
+from support.tokens import SECRET, claims, hs256, public_pem, rsa_key, unsigned
 from topics_backup import manifest, pruning
 from topics_backup.errors import BackupError
 from topics_server import keys as key_files
-from topics_server import settings, tls
-from topics_server.secret_files import SecretsError
+from topics_server import settings, tls, users
+from topics_server.secret_files import SecretsError, entries_of
 from topics_server.settings import SettingsError
 from topics_server.tls import TlsError
+from topics_service.api.access.auth import KeySyntaxError, read_basic
+from topics_service.api.access.tokens import TokenKey, Tokens
 from topics_service.storage import clean_shutdown
 from topics_service.storage import manifest as database
 from topics_service.storage.repair_swap import Swap
@@ -112,6 +115,10 @@ def _database(path: Path) -> Any:
     return database.read(path.parent)
 
 
+def _users(data: bytes) -> Any:
+    return [users._entry(entry, 1) for entry in entries_of(data.decode(errors="surrogateescape"))]
+
+
 _PEM = b"-----BEGIN CERTIFICATE-----\nMIIBAgMEBQYH\n-----END CERTIFICATE-----\n"
 
 TARGETS = (
@@ -129,6 +136,39 @@ TARGETS = (
         errors=(SecretsError,),
         samples=[b"a:read:t.|u.,b", b",,"],
         covers=(f"{_APP}.keys:from_text",),
+    ),
+    Target(
+        name="users",
+        decode=_users,
+        errors=(KeySyntaxError,),
+        samples=[b"alice:pw:user", b"bob: p w :DBA:a.|b:", "ü:ü:system, c:d:service:x".encode()],
+        covers=(f"{_APP}.users:_entry",),
+    ),
+    Target(
+        name="public key of tokens",
+        cost=2,
+        decode=TokenKey.public,
+        errors=(ValueError,),
+        samples=[_PEM.replace(b"CERTIFICATE", b"PUBLIC KEY"), public_pem(rsa_key())],
+        covers=("topics_service.api.access.tokens:TokenKey.public",),
+    ),
+    Target(
+        name="token",
+        decode=Tokens(TokenKey.secret(SECRET.encode())).find,
+        errors=(),
+        samples=[
+            hs256(claims("system")).encode(),
+            hs256({"exp": 1e999}).encode(),
+            unsigned({}, {"alg": "none"}).encode(),
+        ],
+        covers=("topics_service.api.access.tokens:Tokens.find",),
+    ),
+    Target(
+        name="header of a user",
+        decode=read_basic,
+        errors=(),
+        samples=[b"Basic YTpi", b"Basic YTpiOmM=", b"Basic Og=="],
+        covers=("topics_service.api.access.auth:read_basic",),
     ),
     Target(
         name="certificate",

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import os
 import secrets
 import sys
@@ -15,6 +16,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.users import MAX_NAME_BYTES, UserRow, Users
 from topics_service.api.access.verifiers import Verifier, matches, may_be_password, verifier
@@ -136,6 +138,7 @@ class Passwords:
         self._key = secrets.token_bytes(32)
         self._remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
         self._running: dict[tuple[str, bytes], asyncio.Future[bool]] = {}
+        self._log = RateLimitedLogger(logging.getLogger("topics.server"))
         self._per_address: Counter[str] = Counter()
         self._threads: ThreadPoolExecutor | None = None
         self.failures = Failures(clock)
@@ -167,7 +170,13 @@ class Passwords:
         Raises `throttled` after too many failures, and if there are too many checks.
         """
         address = network_of(peer)
-        self.failures.check(address, name)
+        try:
+            self.failures.check(address, name)
+        except TopicsError:
+            self._log.warning(
+                "too many wrong passwords for the user %a from %s: further ones are refused", name, address
+            )
+            raise
         digest = self._digest(name, password)
         found = self._find_remembered(digest, name)
         if found is not None:
