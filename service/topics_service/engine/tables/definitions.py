@@ -23,7 +23,7 @@ from topics_service.engine.tables.model import (
     TableName,
 )
 from topics_service.engine.tables.rowcode import MAX_VERSION
-from topics_service.engine.tables.runtime import TableRuntime
+from topics_service.engine.tables.runtime import DAMAGE, TableRuntime, unreadable
 from topics_service.engine.tables.types import Kind, Type
 from topics_service.engine.transaction import Transaction
 from topics_service.storage import keys
@@ -71,7 +71,10 @@ class Definitions:
         if run is None:
             assert self.topics is not None, "definitions of topics are wired"
             return self.topics.define(definition)
-        return run(self, definition)
+        try:
+            return run(self, definition)
+        except DAMAGE as error:
+            raise unreadable(error) from error
         yield
 
     # --------------------------------------------------------------- namespaces

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.tables.model import Index, IndexState, Table
-from topics_service.engine.tables.runtime import IndexRuntime, Row, TableRuntime, key_length
+from topics_service.engine.tables.runtime import DAMAGE, IndexRuntime, Row, TableRuntime, key_length, unreadable
 from topics_service.engine.transaction import Transaction
 from topics_service.storage import keys
 from topics_service.storage.store import Family, Store, WriteBatch
@@ -61,7 +61,10 @@ class Builds:
         if table is None or index is None:
             del self._running[name]  # dropped
         else:
-            self._fill(table, index, name)
+            try:
+                self._fill(table, index, name)
+            except DAMAGE as error:  # until the next start
+                self._end(name, unreadable(error))
         return bool(self._running)
 
     def finish(self, table: int, index: int) -> Generator[None, None, int]:
@@ -121,6 +124,9 @@ class Builds:
         with Transaction(self._tables.writer) as tx:
             drop_index(self._tables, tx, table, index)
             tx.commit()
+        self._end(name, error)
+
+    def _end(self, name: Name, error: TopicsError) -> None:
         del self._running[name]
         if len(self._failures) == _FAILURES:
             self._failures.pop(next(iter(self._failures)))

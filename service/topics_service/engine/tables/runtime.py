@@ -13,9 +13,12 @@ from topics_service.engine.tables.functions import Environment
 from topics_service.engine.tables.model import Index, Table
 from topics_service.engine.tables.types import Value
 from topics_service.storage import keys
+from topics_service.storage.store import StoreError
 
 Row = list[Value]
 
+DAMAGE: Final = (StoreError, rowcode.CorruptRowError, struct.error)
+"""The errors of reading rows that are damaged."""
 _LENGTH: Final = struct.Struct(">H")
 
 
@@ -131,6 +134,13 @@ def _prefixed(
         (place,) = places
         return lambda row: prefix + encode((row[place],))
     return lambda row: prefix + encode([row[place] for place in places])
+
+
+def unreadable(error: Exception) -> TopicsError:
+    """The error of rows or entries that can't be read."""
+    file = error.file if isinstance(error, StoreError) else None
+    where = "" if file is None else f" (the file {file} is damaged)"
+    return TopicsError(Reason.INTERNAL, f"rows of a table can't be read{where}: {error}")
 
 
 def key_length(key: bytes) -> bytes:

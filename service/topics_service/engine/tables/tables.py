@@ -18,7 +18,7 @@ from topics_service.engine.tables.layers import LayeredReader
 from topics_service.engine.tables.model import Namespace, Table, TableName
 from topics_service.engine.tables.outcomes import Outcome
 from topics_service.engine.tables.pending import Pending
-from topics_service.engine.tables.runtime import TableRuntime
+from topics_service.engine.tables.runtime import DAMAGE, TableRuntime, unreadable
 from topics_service.engine.tables.selection import InTransaction, SelectStatement, SystemRows, no_system_rows
 from topics_service.engine.tables.transaction import Events, NoEvents, TableTransaction
 from topics_service.engine.tables.types import Value
@@ -147,7 +147,10 @@ class Tables:
         return self.at(self.clock.now_ms() * 1000, query.run(visible, parameters, system_rows))
 
     def at(self, now_us: int, steps: Steps) -> Steps:
-        """Run a statement to which it is this time (microseconds since 1970) in all of its slices."""
+        """Run a statement to which it is this time (microseconds since 1970) in all of its slices.
+
+        Raises `internal` for rows that can't be read.
+        """
         while True:
             self._now_us = now_us
             try:
@@ -155,6 +158,8 @@ class Tables:
             except StopIteration as done:
                 outcome: Outcome = done.value
                 return outcome
+            except DAMAGE as error:
+                raise unreadable(error) from error
             yield
 
     # ------------------------------------------------------------------ upkeep
