@@ -144,8 +144,9 @@ class Expressions:
             return Unary("not", self.condition(tree.operand), BOOLEAN)
         operand = self.bind(tree.operand)
         kind = type_of(operand)
-        if isinstance(operand, Literal) and kind is not None and kind.kind in casts.NUMBERS:
-            return negated(operand, kind) if tree.op == "-" else operand
+        is_number = kind is not None and kind.kind in casts.NUMBERS
+        if is_number and isinstance(tree.operand, syntax.Constant) and isinstance(operand, Literal):
+            return negated(operand) if tree.op == "-" else operand
         if kind is None:
             kind = DOUBLE if isinstance(operand, Literal) else BIGINT
             operand = self.settle(operand, kind, tree.operand.at)
@@ -238,7 +239,8 @@ class Expressions:
     def cast(self, tree: syntax.Cast) -> Expression:
         """Bind CAST; that of a string is a literal of the type."""
         target = resolve(self.context.text, tree.type)
-        operand = self.settle(self.bind(tree.operand), target, tree.operand.at)
+        read_as = TEXT if target.kind is Kind.TEXT else target  # a cast cuts what is too long
+        operand = self.settle(self.bind(tree.operand), read_as, tree.operand.at)
         kind = type_of(operand)
         if kind == target:
             return operand
@@ -345,11 +347,9 @@ def python_number(text: str) -> int | Decimal:
     raise invalid_value(f"the number {text[:40]} is out of range", out_of_range=True)
 
 
-def negated(literal: Literal, kind: Type) -> Literal:
+def negated(literal: Literal) -> Literal:
     """Make the literal of a number with the other sign, all of its digits."""
     value = literal.value
-    if value is None or isinstance(value, float):
-        return Literal(None if value is None else -value, kind)
     return typed_number(-value if isinstance(value, int) else value.copy_negate() if value else value)
 
 
