@@ -25,6 +25,8 @@ class Report(Struct, kw_only=True):
     records: int = 0
     routers: int = 0
     groups: int = 0
+    tables: int = 0
+    rows: int = 0
 
 
 def verify(
@@ -57,7 +59,7 @@ def verify(
             audit.begin()
             audit.progress = begun(audit.expected)
             audit.run()
-            for name in ("topics", "partitions", "records", "routers", "groups"):
+            for name in ("topics", "partitions", "records", "routers", "groups", "tables", "rows"):
                 setattr(report, name, getattr(audit.totals, name))
     except StoreOpenError as error:
         text = f"a server would not start: {error}"

@@ -18,8 +18,8 @@ def add_parser(commands: "Commands") -> None:
     parser = commands.add_parser(
         "verify",
         description="Check a data directory: the checksum of every block, and that records, counters, indexes, "
-        "deletes, leases, routers and groups are consistent. Changes nothing. Exit status: 0 clean, 1 problems, 2 "
-        "usage error. See docs/verify.md.",
+        "deletes, leases, routers, groups and tables are consistent. Changes nothing. Exit status: 0 clean, 1 "
+        "problems, 2 usage error. See docs/verify.md.",
     )
     parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="the data directory of a server")
     parser.add_argument(
@@ -70,6 +70,8 @@ def _verify(arguments: argparse.Namespace, verify: Any) -> int:
                 "records": report.records,
                 "routers": report.routers,
                 "groups": report.groups,
+                "tables": report.tables,
+                "rows": report.rows,
                 "deep": arguments.deep,
                 "live": report.live,
             }
@@ -77,7 +79,9 @@ def _verify(arguments: argparse.Namespace, verify: Any) -> int:
     elif report.opened:
         what = output.listed(topic=report.topics, partition=report.partitions, record=report.records)
         found = f"clean: {what}" if not report.problems else f"looked at {what}"
-        print(f"{found}, {output.listed(router=report.routers, group=report.groups)}")
+        rest = output.listed(router=report.routers, group=report.groups)
+        rows = f", {output.listed(table=report.tables, row=report.rows)}" if report.tables else ""
+        print(f"{found}, {rest}{rows}")
     if not report.problems:
         return 0
     count = "one problem" if report.problems == 1 else f"{report.problems:,} problems"
@@ -86,14 +90,15 @@ def _verify(arguments: argparse.Namespace, verify: Any) -> int:
 
 def facts(found: Any) -> dict[str, Any]:
     """A problem, or its repair, as a row of JSON."""
-    names = ("kind", "topic", "partition", "first_seq", "last_seq", "file", "text")
+    names = ("kind", "topic", "partition", "first_seq", "last_seq", "table", "file", "text")
     known = {name: getattr(found, name, None) for name in names}
     return {name: value for name, value in known.items() if value is not None}
 
 
 def sentence(found: Any) -> str:
     """The same as one line."""
-    where, text, file = "", found.text, getattr(found, "file", None)
+    table = getattr(found, "table", None)
+    where, text, file = "" if table is None else f"{table}: ", found.text, getattr(found, "file", None)
     if found.topic is not None:
         where = f"{found.topic}@{found.partition}" if found.partition else found.topic
         if found.first_seq is not None:

@@ -26,6 +26,7 @@ class Action(Struct, frozen=True, kw_only=True):
     partition: int | None = None
     first_seq: int | None = None
     last_seq: int | None = None
+    table: str | None = None
 
 
 class Uncertain(Struct, frozen=True, kw_only=True):
@@ -71,11 +72,21 @@ class Rows:
                 yield found
 
     def report(
-        self, kind: Kind, text: str, part: Part | None = None, first: int | None = None, last: int | None = None
+        self,
+        kind: Kind,
+        text: str,
+        part: Part | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        table: str | None = None,
     ) -> None:
         """Report one."""
         topic, partition = (None, None) if part is None else (part.row.name, part.partition)
-        self._report(Action(kind=kind, text=text, topic=topic, partition=partition, first_seq=first, last_seq=last))
+        self._report(
+            Action(
+                kind=kind, text=text, topic=topic, partition=partition, first_seq=first, last_seq=last, table=table
+            )
+        )  # fmt: skip
 
 
 def log_of(key: bytes) -> int:

@@ -7,13 +7,14 @@ from topics_service.engine.deletes import CHUNK_BITS, Chunk, Deletes, decode_chu
 from topics_service.engine.model import TopicConfig
 from topics_service.engine.repair.actions import Rows, log_of
 from topics_service.engine.snapshot import Gap, Snapshot
+from topics_service.engine.tables.catalog import NEXT_TABLE
 from topics_service.engine.topic import TopicRow, decode_row
 from topics_service.engine.verify.findings import DECODING, Part
 from topics_service.storage import keys
 from topics_service.storage.kafkablock import decode
 from topics_service.storage.store import Family
 
-_COUNTERS = {b"next_topic": "topics", b"next_log": "logs", b"next_producer": "Kafka producers"}
+_COUNTERS = {b"next_topic": "topics", b"next_log": "logs", b"next_producer": "Kafka producers", NEXT_TABLE: "tables"}
 _MARGIN = 1 << 20  # margin of a lost counter above its known values
 _BOOT = b"boot"
 
@@ -28,10 +29,15 @@ class Ledger:
         self.last_topic = 0
         self.last_log = 0
         self.last_producer = 0
+        self.last_table = 0
 
     def see(self, log_id: int) -> None:
         """There is, or was, a log of this id."""
         self.last_log = max(self.last_log, log_id)
+
+    def see_table(self, number: int) -> None:
+        """There is, or was, a table of this number."""
+        self.last_table = max(self.last_table, number)
 
 
 def topics(rows: Rows) -> Ledger:
@@ -179,6 +185,7 @@ def facts(rows: Rows, ledger: Ledger, *, end_lost: bool = False) -> None:
         b"next_topic": ledger.last_topic + 1,
         b"next_log": ledger.last_log + 1,
         b"next_producer": ledger.last_producer + 1,
+        NEXT_TABLE: ledger.last_table + 1,
     }
     for name, what in _COUNTERS.items():
         value = found.pop(name, b"")

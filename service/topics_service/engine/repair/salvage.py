@@ -24,10 +24,11 @@ class Saved(Struct, kw_only=True):
 
 class Salvage:
     """Reads a damaged store to its end and writes a sound one. Memory: the catalog, states, deletes and gaps of all
-    logs, as a server has them, and the blocks of 16 Ki records.
+    logs, as a server has them, and the blocks of 16 Ki records; of tables their definitions, and 1 Mi hashes.
 
     Every row that can be read and agrees with the others is taken over as it is. Seqs of records that can't be read
-    become gaps, and no seq is handed out again. The tag index and the expiries of idempotency keys are rebuilt.
+    become gaps, and no seq is handed out again. The tag index, the indexes of tables and the expiries of idempotency
+    keys are rebuilt.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Salvage:
         auxiliary.save(rows, ledger, self._end.revived)
         references.save_routers(rows, ledger)
         references.save_groups(rows, ledger, self._end.revived)
-        tables.save(rows)
+        tables.save(rows, ledger, self._end.revived)
         catalog.facts(rows, ledger, end_lost=bool(self._end.jump))
         return Saved(
             topics=len({part.number for part in ledger.parts.values()}),

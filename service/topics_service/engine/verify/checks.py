@@ -5,7 +5,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from topics_service.engine.snapshot import Snapshot
-from topics_service.engine.verify import auxiliary, catalog, references
+from topics_service.engine.verify import auxiliary, catalog, definitions, references, tables
 from topics_service.engine.verify.findings import Findings, Part, Problem
 from topics_service.engine.verify.records import Records
 from topics_service.engine.verify.tagindex import TagIndex
@@ -16,18 +16,20 @@ from topics_service.storage.verify import Source
 
 
 class Totals(Struct, kw_only=True):
-    """Totals of a check. `records` are the readable ones, including dead ones still on disk."""
+    """Totals of a check. `records` and `rows` are the readable ones, of records including dead ones still on disk."""
 
     topics: int = 0
     partitions: int = 0
     records: int = 0
     routers: int = 0
     groups: int = 0
+    tables: int = 0
+    rows: int = 0
 
 
 class Audit:
     """Memory: the catalog and the states, as a server has them, and one block; with `deep` also a number for each block
-    of one log that is not indexed by tag."""
+    of one log that is not indexed by tag. Of tables: their definitions."""
 
     def __init__(
         self,
@@ -66,10 +68,14 @@ class Audit:
         auxiliary.check(self._findings, self._parts)
         self.totals.routers = references.check_routers(self._findings, self._parts)
         self.totals.groups = references.check_groups(self._findings, self._parts)
-        for family in (Family.TABLES, Family.ROWS, Family.INDEXES):
-            for _ in self._findings.rows(family):
-                pass  # that they can be read
+        self._tables()
         return self.totals
+
+    def _tables(self) -> None:
+        found = definitions.check(self._findings, {part.number for part in self._parts.values()})
+        rows = tables.TablesAudit(self._findings, found)
+        rows.run(lambda count: self.progress(count))
+        self.totals.tables, self.totals.rows = len(found.tables), rows.rows
 
     def _records(self) -> None:
         def begin(log_id: int) -> _LogAudit | None:

@@ -26,7 +26,7 @@ class Problem(Struct, frozen=True, kw_only=True):
 
     `unreadable`: a file is damaged. `damaged`: a row can be read, and has changed. `missing`: something
     that another row speaks of is not there. `mismatch`: two rows contradict each other. `orphan`: a row belongs to
-    nothing. Topic, partition, seqs (inclusive) and file are given where they are known.
+    nothing. Topic, partition, seqs (inclusive), table and file are given where they are known.
     """
 
     kind: Kind
@@ -35,6 +35,7 @@ class Problem(Struct, frozen=True, kw_only=True):
     partition: int | None = None
     first_seq: int | None = None
     last_seq: int | None = None
+    table: str | None = None
     file: str | None = None
 
 
@@ -82,12 +83,14 @@ class Findings:
         first: int | None = None,
         last: int | None = None,
         file: str | None = None,
+        table: str | None = None,
     ) -> None:
         """Report one."""
         topic, partition = (None, None) if part is None else (part.row.name, part.partition)
         self._report(
             Problem(
-                kind=kind, text=text, topic=topic, partition=partition, first_seq=first, last_seq=last, file=file,
+                kind=kind, text=text, topic=topic, partition=partition, first_seq=first, last_seq=last, table=table,
+                file=file,
             )
         )  # fmt: skip
 
@@ -110,13 +113,16 @@ class Findings:
         part: Part | None = None,
         first: int | None = None,
         last: int | None = None,
+        table: str | None = None,
+        where: str = "",
     ) -> None:
-        """Report a stretch of unreadable rows."""
+        """Report a stretch of unreadable rows; `where` follows what they are."""
         if part is None and (family, damage.why) in self._reported_damage:
             return
         self._reported_damage.add((family, damage.why))
         self.reported.add(damage)
-        self.report("unreadable", f"{_NAMES[family]} can't be read: {damage.why}", part, first, last, damage.file)
+        text = f"{_NAMES[family]}{where} can't be read: {damage.why}"
+        self.report("unreadable", text, part, first, last, damage.file, table)
 
     @contextmanager
     def decoding(self, what: str, part: Part | None = None, *, hole: bool = False) -> Iterator[None]:
