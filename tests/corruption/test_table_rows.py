@@ -3,7 +3,9 @@ a repair makes a sound database of what is left.
 """
 
 import re
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -15,6 +17,7 @@ from table_support import TableWorld
 
 from topics_server.repair import RepairObserver, repair
 from topics_server.verify import verify
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import ConfigInput
 from topics_service.engine.repair import Action
 from topics_service.engine.tables.catalog import NAMESPACE_ROWS, NEXT_TABLE, TABLE_ROWS
@@ -24,7 +27,7 @@ from topics_service.engine.verify import Problem
 from topics_service.storage import keys
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.rocks import RocksStore
-from topics_service.storage.store import Family, WriteBatch
+from topics_service.storage.store import Family, StoreError, WriteBatch
 
 PEOPLE, ORDERS = keys.u64(1), keys.u64(2)
 
@@ -345,6 +348,7 @@ def test_a_damaged_block_of_rows_is_named_by_its_keys(tmp_path: Path) -> None:
     assert report.tables == 1
     assert report.rows == 3000 - (last - first + 1)
     assert len(found) == 1, found
+    refuses_only_what_is_damaged(directory, first)
     actions: list[Action] = []
     observer = RepairObserver(note=str, problem=lambda _: None, action=actions.append)
     done = repair(directory, observer, apply=True)
@@ -358,3 +362,17 @@ def test_a_damaged_block_of_rows_is_named_by_its_keys(tmp_path: Path) -> None:
     gone = range(first, last + 1)
     assert [row[0] for row in world.sql("SELECT id FROM t ORDER BY a")] == [n for n in range(3000) if n not in gone]
     world.store.close()
+
+
+def refuses_only_what_is_damaged(directory: Path, gone: int) -> None:
+    """A server on a copy starts, and serves the other rows."""
+    copy = directory.with_name("copy")
+    shutil.copytree(directory, copy)
+    world = TableWorld(RocksStore(copy))
+    for text in ("SELECT * FROM t", f"SELECT * FROM t WHERE id = {gone}", f"DELETE FROM t WHERE a = {gone}"):
+        with pytest.raises(TopicsError, match="can't be read") as refused:
+            world.sql(text)
+        assert refused.value.reason is Reason.INTERNAL
+    assert world.sql("SELECT a FROM t WHERE id = 5") == [(5,)]
+    with suppress(StoreError):  # a compaction may have met the damage meanwhile
+        world.store.close()

@@ -1,14 +1,31 @@
 """Keys and rows of tables."""
 
+import struct
 from decimal import Decimal
 from typing import Any, Final
 
 from fuzz.target import Target
 
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.tables import calendar, documents, keycode, rowcode, values
-from topics_service.engine.tables.model import ColumnSchema, Table
+from topics_service.engine.tables import calendar, catalog, documents, keycode, rowcode, topic_catalog, values
+from topics_service.engine.tables.expressions import Binary, Call, Column, Literal
+from topics_service.engine.tables.messages import META_START, envelope_of, meta_end
+from topics_service.engine.tables.model import (
+    Alias,
+    Check,
+    ColumnSchema,
+    Index,
+    Namespace,
+    Op,
+    PayloadMode,
+    Route,
+    Table,
+)
+from topics_service.engine.tables.runtime import key_of_entry
 from topics_service.engine.tables.types import Kind, Type
+from topics_service.engine.verify.definitions import Definitions
+from topics_service.engine.verify.tables import named
+from topics_service.storage import keys
 
 _TABLES: Final = "topics_service.engine.tables"
 _MONEY: Final = Type(Kind.DECIMAL, precision=10, scale=2)
@@ -45,7 +62,65 @@ def _document(data: bytes) -> Any:
     return text, inner and documents.get_text(inner, 0), documents.text_of(text), documents.to_value(text)
 
 
+_TEXT: Final = Type(Kind.TEXT)
+_BIGINT: Final = Type(Kind.BIGINT)
+_DEFINED: Final = Table(
+    number=1, namespace="app", name="t",
+    columns=(
+        ColumnSchema(0, "id", _BIGINT, default=Call("snowflake_id", (), _BIGINT), default_text="snowflake_id()"),
+        ColumnSchema(1, "a", _TEXT, not_null=True, initial=Literal("x", _TEXT)),
+    ),
+    primary_key=(0,), versions=((0,), (0, 1)), next_column=2, next_index=2, indexes=(Index(1, "i", (1,), unique=True),),
+    checks=(Check("c", Binary("<>", Column(1, _TEXT), Literal("y", _TEXT), Type(Kind.BOOLEAN)), "a <> 'y'"),),
+    created_ms=5,
+)  # fmt: skip
+_ROUTE: Final = Route(7, 1, Op.UPDATE, PayloadMode.DIFF, partition_by=(Column(1, _TEXT),), partition_text="a")
+_DEFINITIONS: Final = [
+    (b"namespace\0app", b"\1" + catalog.encode(Namespace("app"))),
+    (b"table\0" + keys.u64(1), b"\1" + catalog.encode(_DEFINED)),
+    (topic_catalog.route_key(_ROUTE), topic_catalog.encode(_ROUTE)),
+    (topic_catalog.alias_key(7), topic_catalog.encode(Alias("app.feed", 7))),
+    (b"build\0" + keys.index_prefix(1, 1), keys.u64(1)),
+]
+
+
+def _definitions(data: bytes) -> Any:
+    """What an audit says of a definition and an index entry, beside sound ones; it declares no errors."""
+    said: list[str] = []
+    found = Definitions(lambda kind, text, table: said.append(text))
+    for key, _ in _DEFINITIONS:
+        if data.startswith(key):
+            found.load([*_DEFINITIONS, (key, data[len(key) :])], [7])
+            return said
+    found.load([*_DEFINITIONS, (data, data)], [7])
+    return said, named(found.tables[1], keys.u64(1) + data)
+
+
 TARGETS: Final[tuple[Target, ...]] = (
+    Target(
+        name="definition of a table, route or alias",
+        decode=_definitions,
+        samples=[key + value for key, value in _DEFINITIONS],
+        covers=[
+            f"{_TABLES}.catalog",
+            f"{_TABLES}.topic_catalog",
+            *(f"{_TABLES}.topic_catalog:{name}" for name in ("_decode", "decode_route", "decode_alias")),
+        ],
+        cost=10,
+    ),
+    Target(
+        name="key of an index entry",
+        decode=lambda data: key_of_entry(keys.u64(1), data[:-2], data[-2:]),
+        samples=[keys.index_prefix(1, 1) + b"\1a\0\1" + b"\1" * 9 + b"\0\x09"],
+        covers=[f"{_TABLES}.runtime:key_of_entry"],
+        errors=(struct.error,),
+    ),
+    Target(
+        name="envelope of a change",
+        decode=envelope_of,
+        samples=[META_START + b"7" + meta_end("app.t", Op.INSERT, PayloadMode.FULL), b'{"message_id":5}', b"{}"],
+        covers=[f"{_TABLES}.messages"],
+    ),
     Target(
         name="row of a table",
         decode=_row,

@@ -1,4 +1,4 @@
-"""Tables: their definitions, and the rows that can be read. Entries of indexes are made anew from the rows."""
+"""Tables: their definitions, and the rows that can be read. Entries of indexes are rebuilt from the rows."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -95,7 +95,7 @@ class _Tables:
                 runtime = tables.get(number) or self._recovered[number]
                 rows.report("lost", f"{count - NAMED:,} more rows that are damaged", table=runtime.table.table_id)
         if Family.ROWS in self._revived and tables:
-            rows.report("lost", "which rows TRUNCATE has removed: they can be back in tables that were truncated")
+            rows.report("lost", "rows that TRUNCATE removed can be back: it is lost which they were")
 
     def _save_row(self, runtime: TableRuntime, key: bytes, stored: bytes) -> None:
         row, fault = read_row(runtime, key, stored)

@@ -70,7 +70,7 @@ def envelope_of(meta: bytes | None) -> Envelope:
         return NO_ENVELOPE
     try:
         return _decode(meta)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, ValueError):  # that of a text which is not UTF-8
         return NO_ENVELOPE
 
 

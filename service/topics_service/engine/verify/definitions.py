@@ -32,7 +32,7 @@ class Definitions:
         """The numbers of tables whose definitions are not sound."""
         self.namespaces: set[str] = {DEFAULT_NAMESPACE}
         self.is_whole = True
-        """Whether all rows could be read."""
+        """True if all rows could be read."""
         self.environment = Environment()
         self._report = report
         self._names: set[TableName] = set()
@@ -149,7 +149,7 @@ class Definitions:
 
 
 def faults(table: Table) -> Iterator[str]:
-    """What contradicts itself in the definition of a table."""
+    """Contradictions in the definition of a table, as texts."""
     ids = tuple(column.id for column in table.columns)
     if not ids or len(set(ids)) < len(ids) or len({column.name for column in table.columns}) < len(ids):
         yield "it has no columns, or two of the same number or name"
