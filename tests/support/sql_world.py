@@ -43,7 +43,7 @@ class SqlWorld:
         """Run one plan."""
         tables = self.engine.tables
         if isinstance(action, plans.Select):
-            return finished(tables.select(action, parameters))
+            return finished(tables.select(action, parameters, lambda name: []))
         if isinstance(action, get_args(plans.Definition)):
             finished(tables.define(action))  # type: ignore[arg-type]
             if isinstance(action, plans.CreateIndex):
