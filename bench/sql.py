@@ -9,9 +9,9 @@ import json
 import sqlite3
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import uvloop
@@ -26,9 +26,13 @@ from topics_service.api.sql.parameters import many_rows
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.tables import plans
-from topics_service.engine.tables.tables import Tables
-from topics_sql import Reader
+from topics_service.storage.memory import MemoryStore
+from topics_service.storage.rocks import RocksStore
+from topics_sql.reader import Reader
 
+T = TypeVar("T")
+
+_READER: Final = Reader()
 _BATCH = 1000
 _BATCHES = 60
 _SINGLES = 2000
@@ -46,7 +50,7 @@ def run(directory: Path) -> list[Row]:
     """Every row of SQL."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, ServerProcess(directory / "topics") as server:
         with Api(server.base) as api:
-            for statement in (*_SETUP, _TABLE.replace("{name}", "plain")):
+            for statement in _SETUP:
                 answer = api.send("POST", "/api/sql", {"sql": statement.format(name="rows")})
                 answer.raise_for_status()
             api.make("appends")
@@ -147,7 +151,7 @@ def _parts() -> dict[str, float]:
     body = _body(range(_BATCH))
     request, _ = read_sql(body)
     assert request.param_rows is not None
-    rows, types = request.param_rows, _plan(*_memory()).parameters
+    rows, types = request.param_rows, _set_up(Engine(MemoryStore(), SystemClock())).parameters
     return {
         "JSON": _cpu(lambda: read_sql(body), 50) / _BATCH,
         "parameters": _cpu(lambda: many_rows(rows, types), 50) / _BATCH,
@@ -161,19 +165,48 @@ def _cpu(work: Callable[[], object], times: int) -> float:
     return (time.process_time() - begun) / times * 1e6
 
 
-def _memory() -> tuple[Tables, Reader]:
-    engine = Engine(msgspec.UNSET, SystemClock())  # type: ignore[arg-type]
-    return engine.tables, Reader()
+def _run(steps: Generator[None, None, T]) -> T:
+    """Run to the end at once."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as done:
+        result: T = done.value
+        return result
 
 
-def _plan(tables: Tables, reader: Reader) -> plans.Plan:
-    (statement,) = reader.parse(_INSERT.format(name="rows"))
-    return reader.bind(statement, tables.newest, "default")
+def _plan(engine: Engine, text: str) -> plans.Plan:
+    (statement,) = _READER.parse(text)
+    return _READER.bind(statement, engine.tables.newest, "default")
+
+
+def _set_up(engine: Engine) -> plans.Plan:
+    for statement in _SETUP:
+        definition = cast("plans.Definition", _plan(engine, statement.format(name="rows")).action)
+        _run(engine.tables.define(definition))
+        engine.sync()
+        if isinstance(definition, plans.CreateIndex):
+            _run(engine.tables.built(definition))
+            engine.sync()
+    return _plan(engine, _INSERT.format(name="rows"))
 
 
 def _in_process(directory: Path) -> tuple[float, float]:
     """CPU of a row in a batch, and of one alone, in us."""
-    raise NotImplementedError
+    store = RocksStore(directory)
+    engine = Engine(store, SystemClock())
+    insert = cast("plans.Insert", _set_up(engine).action)
+
+    def write(rows: Sequence[Sequence[Any]]) -> None:
+        transaction = engine.tables.begin()
+        _run(transaction.run_many(insert, rows))
+        if transaction.commit():  # now and then, for the counter of the topic
+            engine.sync()
+
+    made = _measured(write)
+    engine.close()
+    store.close()
+    return made
 
 
 def _sqlite(path: Path) -> tuple[float, float]:
