@@ -1,5 +1,6 @@
 """SQL over HTTP and gRPC on a real server: the same results and the same errors; consuming and acknowledging."""
 
+import asyncio
 import base64
 import json
 from collections.abc import Callable, Iterator
@@ -351,3 +352,43 @@ def test_keys_and_their_prefixes(start: Callable[..., ServerProcess]) -> None:
         ]
         < 6
     )
+
+
+@pytest.mark.parametrize("durability", ["disk", "fsync"])
+def test_rows_that_come_together_have_answers_of_their_own(server: ServerProcess, space: str, durability: str) -> None:
+    """INSERTs of one turn are one commit; one that is refused leaves the others as they are."""
+
+    async def run() -> list[tuple[int, httpx.Response]]:
+        async with httpx.AsyncClient(base_url=server.base, trust_env=False, timeout=30) as client:
+            script = (
+                f"CREATE TABLE {space}.t (id INT PRIMARY KEY, n INT CHECK (n <> 13)) "
+                f"WITH (durability = '{durability}');"
+                f"CREATE TOPIC {space}.e; ALTER TOPIC {space}.e ADD SOURCE {space}.t ON INSERT WITH (payload = 'key')"
+            )
+            assert (await client.post("/api/sql", json={"sql": script})).status_code == 200
+            insert = f"INSERT INTO {space}.t VALUES ($1, $2) RETURNING id, n + $2"
+
+            async def one(number: int) -> tuple[int, httpx.Response]:
+                body = {"sql": insert, "params": [number % 90, number]}
+                return number, await client.post("/api/sql", json=body)
+
+            return await asyncio.gather(*map(one, range(100)))
+
+    taken, written = 0, set()
+    for number, answer in asyncio.run(run()):
+        if number == 13:
+            refused_as(answer, 400, "check_violation")
+        elif answer.status_code == 200:
+            (result,) = answer.json()["results"]
+            assert (result["rows"], result["row_count"]) == ([[number % 90, 2 * number]], 1)
+            written.add(number % 90)
+        else:
+            refused_as(answer, 409, "unique_violation")
+            taken += 1
+    assert written == set(range(90)) - {13}
+    assert taken == 10
+    with httpx.Client(base_url=server.base, trust_env=False) as client:
+        assert sql(client, f"SELECT count(*) FROM {space}.t")[0]["rows"] == [[89]]
+        events = sql(client, f"CONSUME FROM {space}.e FROM EARLIEST LIMIT 1000")[0]["rows"]
+        assert [event[2] for event in events] == list(range(89))
+        assert {json.loads(event[8])["id"] for event in events} == written

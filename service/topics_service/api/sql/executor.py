@@ -14,6 +14,7 @@ from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
 from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.sql import rights
 from topics_service.api.sql.consume import ConsumeApi
+from topics_service.api.sql.joining import JoinedInserts
 from topics_service.api.sql.outcomes import (
     acknowledged,
     change_of,
@@ -81,6 +82,7 @@ class SqlApi:
         self.plans = PlanCache(reader)
         self.statistics = statistics
         self.writing = asyncio.Lock()
+        self.joined = JoinedInserts(lambda: self.tables, pressure.check, self.writing)
 
     async def execute(self, request: SqlRequest, *, principal: Principal) -> SqlReply:
         """Run the statements of a request. The error of one is in the reply, with the results before it."""
@@ -206,6 +208,10 @@ class _Run:
         if self._transaction is not None:
             plan = self._plan(newest=True)
             return self._changed(plan.action, await self._finish(self._changes(self._transaction, plan)))
+        if isinstance(plan.action, plans.Insert) and self._request.param_rows is None:
+            joined = await self._joined(plan)
+            if joined is not None:
+                return joined
         await api.pressure.flushed(self._request.size)
         await self._lock()
         try:
@@ -220,8 +226,19 @@ class _Run:
                 raise
         finally:
             api.writing.release()
+        if isinstance(plan.action, plans.Insert):
+            api.joined.committed(plan.action, ticket)
         await api.settle(ticket)
         return self._changed(plan.action, outcome)
+
+    async def _joined(self, plan: plans.Plan) -> SqlResult | None:
+        """Write a row together with those of other requests; None if it must be written alone."""
+        answer = self._api.joined.join(cast("plans.Insert", plan.action), self._parameters(plan))
+        written = None if answer is None else await answer
+        if written is None:
+            return None
+        await self._api.settle(written.ticket)
+        return self._changed(plan.action, Outcome(written.returned, 1))
 
     def _changes(self, transaction: TableTransaction, plan: plans.Plan) -> "Steps[Outcome]":
         """The work of a statement, for each of its rows of parameters."""
