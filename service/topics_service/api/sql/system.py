@@ -113,16 +113,11 @@ class SystemTables:
     def _topic_routes(self, principal: Principal) -> Iterator[Row]:
         for topic in self._visible(principal):
             for table, route in self._routes_into(topic, principal):
+                counts = self._engine.routing.counts(route)
                 yield (
                     topic.name, table.table_id, route.op.value, route.mode.value, route.filter_text or None,
-                    route.partition_text or None, route.tombstones,
+                    route.partition_text or None, route.tombstones, counts.matched, counts.evaluated,
                 )  # fmt: skip
-
-    def _route_counters(self, principal: Principal) -> Iterator[Row]:
-        for topic in self._visible(principal):
-            for table, route in self._routes_into(topic, principal):
-                counts = self._engine.routing.counts(route)
-                yield topic.name, table.table_id, route.op.value, counts.matched, counts.evaluated
 
     def _topic_offsets(self, principal: Principal) -> Iterator[Row]:
         index = self._engine.groups.index
@@ -184,7 +179,6 @@ _MAKERS: Final[dict[str, Callable[[SystemTables, Principal], Iterator[Row]]]] = 
     "indexes": SystemTables._indexes,
     "topics": SystemTables._topics,
     "topic_routes": SystemTables._topic_routes,
-    "route_counters": SystemTables._route_counters,
     "topic_offsets": SystemTables._topic_offsets,
     "topic_partitions": SystemTables._topic_partitions,
     "users": SystemTables._users_,

@@ -28,10 +28,11 @@ from topics_service.engine.tables.functions import FUNCTIONS, Environment, Volat
 from topics_service.engine.tables.messages import META_START, MessageIds, meta_end
 from topics_service.engine.tables.model import Op, PayloadMode, Route, Table
 from topics_service.engine.tables.payloads import Payloads, Row
-from topics_service.engine.tables.topic_catalog import TopicCatalog
+from topics_service.engine.tables.topic_catalog import TopicCatalog, count_key, encode_counts
 from topics_service.engine.tables.types import Kind, Type, Value
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
+from topics_service.storage.store import Family
 
 MAX_STAGED_BYTES: Final = 256 << 20
 _MAX_TAG: Final = 256
@@ -44,13 +45,23 @@ Values = Callable[[Row, Row | None, Sequence[Value]], list[Value]]
 
 
 class Counts:
-    """Numbers of changes that a route has looked at and that it let through, since the start of the server."""
+    """Numbers of changes that a route has looked at and that it let through, since it was made.
 
-    __slots__ = ("evaluated", "matched")
+    They are stored with the commit of each change, so that a kill loses only those of writes that were refused.
+    """
 
-    def __init__(self) -> None:
-        self.evaluated = 0
-        self.matched = 0
+    __slots__ = ("evaluated", "key", "matched", "stored")
+
+    def __init__(self, key: bytes, evaluated: int = 0, matched: int = 0) -> None:
+        self.key = key
+        self.evaluated = self.stored = evaluated
+        self.matched = matched
+
+    def stage(self, tx: Transaction) -> None:
+        """Stage the counters, if they are others now and the route is still there."""
+        if self.evaluated != self.stored and self.key:
+            self.stored = self.evaluated
+            tx.batch.put(Family.TABLES, self.key, encode_counts(self.evaluated, self.matched))
 
 
 class Routing:
@@ -77,7 +88,12 @@ class Routing:
         topics.on_changed.append(self._changed)
 
     def load(self) -> None:
-        """Go on with message ids above those of all events that are there, once recovery has found the topics."""
+        """Take over counters, and give message ids above those of all events that are there.
+
+        Recovery has found the topics. Raises StoreOpenError, naming the row, for a damaged one.
+        """
+        for route in self.topics.all_routes():
+            self._counts[_identity(route)] = Counts(count_key(route), *self.topics.stored_counts(route))
         for number in {route.topic for route in self.topics.all_routes()}:
             topic = self.topics.by_number(number)
             if topic is not None:
@@ -89,13 +105,16 @@ class Routing:
 
     def counts(self, route: Route) -> Counts:
         """The counters of a route."""
-        return self._counts.setdefault((route.topic, route.table, route.op), Counts())
+        found = self._counts.get(_identity(route))
+        if found is None:
+            found = self._counts[_identity(route)] = Counts(count_key(route))
+        return found
 
     def check(self, table: Table, route: Route) -> None:
         """Raise the error of a route that can't be compiled, or depends on more than the row: `unsupported_sql`."""
         for expression in (*route.partition_by, *(() if route.filter is None else (route.filter,))):
             _check_pure(expression)
-        _Route(route, Counts(), table, self._environment, topic=None)
+        _Route(route, Counts(b""), table, self._environment, topic=None)
 
     def compiled(self, table: Table) -> "_TableRoutes | None":
         """The routes of a table as it is now; None if there are none."""
@@ -113,19 +132,25 @@ class Routing:
     def _changed(self, tables: Iterable[int]) -> None:
         for number in tables:
             self._compiled.pop(number, None)
-            kept = {(route.topic, route.table, route.op) for route in self.topics.routes(number)}
+            kept = set(map(_identity, self.topics.routes(number)))
             for key in [key for key in self._counts if key[1] == number and key not in kept]:
-                del self._counts[key]
+                self._counts.pop(key).key = b""
+
+
+def _identity(route: Route) -> tuple[int, int, Op]:
+    return route.topic, route.table, route.op
 
 
 class Events:
     """The records that the changes of one transaction become, in the order of the changes."""
 
-    __slots__ = ("_count", "_routing", "_topics", "nbytes")
+    __slots__ = ("_compiled", "_count", "_routing", "_tables", "_topics", "nbytes")
 
     def __init__(self, routing: Routing) -> None:
         self._routing = routing
         self._topics: dict[int, _TopicEvents] = {}
+        self._tables: dict[int, _TableRoutes] = {}
+        self._compiled: _TableRoutes | None = None  # of the change before
         self._count = 0
         self.nbytes = 0
         """The bytes of the payloads so far."""
@@ -139,6 +164,8 @@ class Events:
         compiled = self._routing.compiled(table)
         if compiled is None:
             return
+        if compiled is not self._compiled:
+            self._compiled = self._tables[table.number] = compiled
         routes = compiled.insert if op is Op.INSERT else compiled.update if op is Op.UPDATE else compiled.delete
         row = old if new is None else new
         assert row is not None, "one of them is there"
@@ -220,6 +247,9 @@ class Events:
         Nothing may happen between this call and the commit. Raises `topic_full`, `record_too_large` (more than a
         topic's whole cap) or `throttled` for any of the topics; then nothing is staged.
         """
+        for compiled in self._tables.values():
+            for counts in compiled.counts:
+                counts.stage(tx)
         if not self._topics:
             return False
         routing = self._routing
@@ -296,10 +326,11 @@ class _TopicEvents:
 class _TableRoutes:
     """The compiled routes of a table."""
 
-    __slots__ = ("delete", "insert", "payloads", "table", "update")
+    __slots__ = ("counts", "delete", "insert", "payloads", "table", "update")
 
     def __init__(self, table: Table, routes: Sequence["_Route"]) -> None:
         self.table = table
+        self.counts = [route.counts for route in routes]
         self.payloads = Payloads(table)
         self.insert, self.update, self.delete = (
             tuple(route for route in routes if route.op is op) for op in (Op.INSERT, Op.UPDATE, Op.DELETE)

@@ -33,10 +33,7 @@ SYSTEM_TABLES: Final[Mapping[str, tuple[tuple[str, Type], ...]]] = {
     ),
     "topic_routes": (
         ("topic", _TEXT), ("table_id", _TEXT), ("op", _TEXT), ("payload_mode", _TEXT), ("filter_expr", _TEXT),
-        ("partition_key_expr", _TEXT), ("tombstones", _BOOLEAN),
-    ),
-    "route_counters": (
-        ("topic", _TEXT), ("table_id", _TEXT), ("op", _TEXT), ("matched", _BIGINT), ("evaluated", _BIGINT),
+        ("partition_key_expr", _TEXT), ("tombstones", _BOOLEAN), ("matched", _BIGINT), ("evaluated", _BIGINT),
     ),
     "topic_offsets": (
         ("topic_id", _TEXT), ("topic", _TEXT), ("group_id", _TEXT), ("partition_id", _INTEGER),

@@ -22,8 +22,11 @@ ROUTE_ROWS: Final = b"route\x00"
 """The kind of definition of routes, in `Family.TABLES`; then table number, topic number, op."""
 ALIAS_ROWS: Final = b"alias\x00"
 """The kind of definition of aliases; then the topic number."""
+COUNT_ROWS: Final = b"routed\x00"
+"""The kind of the counters of routes; then as `ROUTE_ROWS`."""
 
 _ROUTE_KEY: Final = struct.Struct(">QQB")
+_COUNTS: Final = struct.Struct(">QQ")
 _OPS: Final = tuple(Op)
 
 _VERSION: Final = b"\x01"
@@ -50,6 +53,19 @@ def decode_alias(value: bytes) -> Alias:
     return _decode(value, _decode_alias)
 
 
+def encode_counts(evaluated: int, matched: int) -> bytes:
+    """The stored form of a route's counters."""
+    return _VERSION + _COUNTS.pack(evaluated, matched)
+
+
+def decode_counts(value: bytes) -> tuple[int, int]:
+    """Read the counters of a route. Raises ValueError for a row that can't be one."""
+    if len(value) != 1 + _COUNTS.size:
+        raise ValueError(f"it has {len(value)} bytes")
+    evaluated, matched = _decode(value, _COUNTS.unpack)
+    return evaluated, matched
+
+
 def _decode(value: bytes, decode: Callable[[bytes], T]) -> T:
     if value[:1] != _VERSION:
         raise ValueError(f"it is of version {value[:1].hex()}")
@@ -59,6 +75,11 @@ def _decode(value: bytes, decode: Callable[[bytes], T]) -> T:
 def route_key(route: Route) -> bytes:
     """The key of a route's row."""
     return ROUTE_ROWS + _ROUTE_KEY.pack(route.table, route.topic, _OPS.index(route.op))
+
+
+def count_key(route: Route) -> bytes:
+    """The key of the row with a route's counters."""
+    return COUNT_ROWS + route_key(route)[len(ROUTE_ROWS) :]
 
 
 def alias_key(topic: int) -> bytes:
@@ -126,6 +147,12 @@ class TopicCatalog:
         for routes in self._of_table.values():
             yield from routes
 
+    def stored_counts(self, route: Route) -> tuple[int, int]:
+        """The counters of a route as they were committed last: evaluated and matched. Raises StoreOpenError."""
+        key = count_key(route)
+        value = self._store.get(Family.TABLES, key)
+        return (0, 0) if value is None else _read(key, value, decode_counts)
+
     def alias(self, topic: int) -> str | None:
         """The alias of a topic."""
         return self._alias_of.get(topic)
@@ -167,6 +194,7 @@ class TopicCatalog:
         """Stage the removal of routes."""
         for route in routes:
             tx.batch.delete(Family.TABLES, route_key(route))
+            tx.batch.delete(Family.TABLES, count_key(route))
         if routes:
             tx.stage(Applied(partial(self._remove_routes, routes)))
 
@@ -236,7 +264,11 @@ def check_target(topic: Topic, resolved: TopicConfig) -> None:
 
 def _rows(store: Store, kind: bytes, decode: Callable[[bytes], T]) -> Iterator[T]:
     for key, value in store.scan(Family.TABLES, *keys.prefix_range(kind)):
-        try:
-            yield decode(value)
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise StoreOpenError(f"the definition {key!r} is damaged: {error}") from error
+        yield _read(key, value, decode)
+
+
+def _read(key: bytes, value: bytes, decode: Callable[[bytes], T]) -> T:
+    try:
+        return decode(value)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise StoreOpenError(f"the definition {key!r} is damaged: {error}") from error
