@@ -1,61 +1,24 @@
-"""Users, tokens and keys on every interface: who gets in, what each role may do, and how calls end."""
+"""Users, tokens and keys on every interface: who gets in, and what each role may do."""
 
-import json
-import struct
 import time
-from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
-import httpx
 import pytest
-from protocols.conftest import Grpc
-from protocols.test_grpc_web import TYPE, parsed
-from security.held import Held
-from security.secure_server import audit_lines, reload
+from security.callers import ENV, KEY, api, basic, codes, grpc_web, kafka, rpc, token
+from security.secure_server import audit_lines
 
-from support.http import Api, ok, refused
+from support.http import ok, refused
 from support.kafka_wire import ClosedError, Wire
 from support.server import PRELOADED, ServerProcess
-from support.tokens import SECRET, claims, hs256, public_pem, rs256, rsa_key
+from support.tokens import SECRET, claims, hs256
 from support.waiting import poll
 from support.ws import RefusedError, WebSocket
 from topics_client import AuthError, TopicsClient
 from topics_kafka.protocol import ApiKey
 from topics_proto.v1 import queue_service_pb2, record_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
-
-KEY = "sekret-key"
-USERS = {
-    "alice": "alice:sekret-alice:user",
-    "svc": "svc:sekret-svc:service:shop.|t.",
-    "ops": "ops:sekret-ops:dba",
-    "root": "root:sekret-root:system",
-    "busy": "busy:sekret-busy:service",
-    "ü": "ü:sekret-ü:dba",
-    **{f"target{number}": f"target{number}:sekret-target:dba" for number in range(5)},
-}
-"""Wrong passwords are for the targets: of too many, the right one is refused too."""
-ENV = {
-    "TOPICS_API_KEYS": f"{KEY},sekret-read:read",
-    "TOPICS_JWT_SECRET": SECRET,
-    "TOPICS_SQL_USERS": ",".join(USERS.values()),
-}
-
-
-def basic(name: str | bytes, password: str | bytes | None = None) -> str:
-    """The header of a user; its own password unless there is another."""
-    raw = name if isinstance(name, bytes) else name.encode()
-    if password is None:
-        password = f"sekret-{raw.decode()}"
-    return "Basic " + b64encode(raw + b":" + (password if isinstance(password, bytes) else password.encode())).decode()
-
-
-def token(role: Any = "service", **more: Any) -> str:
-    return f"Bearer {hs256(claims(role, **more))}"
-
 
 RIGHT = {
     "key": f"Bearer {KEY}",
@@ -101,42 +64,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
             assert secret not in server.log
             assert secret not in (folder / "audit").read_text()
         assert "Traceback" not in server.log
-
-
-def api(server: ServerProcess, authorization: str) -> Api:
-    api = Api(server.base)
-    if authorization:
-        api.client.headers["authorization"] = authorization
-    return api
-
-
-def rpc(server: ServerProcess, authorization: str) -> Grpc:
-    return Grpc(server.grpc_target, None, header=authorization or None)
-
-
-def grpc_web(server: ServerProcess, authorization: str) -> str | None:
-    """The status of a call as gRPC-Web."""
-    request = pb.GetTopicRequest(topic="shop.a").SerializeToString()
-    headers = {"content-type": TYPE} | ({"authorization": authorization} if authorization else {})
-    frame = struct.pack(">BI", 0, len(request)) + request
-    reply = httpx.post(
-        f"{server.base}/topics.v1.TopicsService/GetTopic", content=frame, headers=headers, trust_env=False
-    )
-    return parsed(reply.content).trailers["grpc-status"]
-
-
-def kafka(server: ServerProcess, user: str, password: str) -> Wire:
-    """A connection that has authenticated. Raises AssertionError otherwise."""
-    wire = Wire(server.kafka_port)
-    answer = wire.authenticate(password, user)
-    if answer["error_code"]:
-        wire.socket.close()
-    assert answer["error_code"] == 0, answer
-    return wire
-
-
-def codes(answer: Any) -> list[int]:
-    return [topic["error_code"] for topic in answer["topics"]]
 
 
 # ------------------------------------------------------------------- who gets in
@@ -464,94 +391,6 @@ def test_every_kind_of_grpc_call_after_a_wrong_password(server: ServerProcess) -
         )(queue_service_pb2.RedriveRequest(topic="shop.a"), metadata=caller.metadata, timeout=30)
     assert error.value.code().name in ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
     assert grpc_web(server, basic("busy")) == "0"
-
-
-# ---------------------------------------------------------------- how calls end
-
-
-def test_streams_end_with_their_token(server: ServerProcess) -> None:
-    expires = int(time.time()) + 4
-    short, long = Held(server, token(exp=expires), "shop.a"), Held(server, token(), "shop.a")
-    with kafka(server, "x", hs256(claims(exp=expires))) as wire:
-        assert codes(wire.call(ApiKey.METADATA, topics=[{"name": "shop.a"}])) == [0]
-        assert short.ends() == {"sse": "RemoteProtocolError", "grpc": "UNAUTHENTICATED", "websocket": "cut"}
-        assert time.time() >= expires
-        assert codes(wire.call(ApiKey.METADATA, topics=[{"name": "shop.a"}])) == [29]
-        assert wire.is_closed()
-    with api(server, RIGHT["key"]) as http:
-        http.append("shop.a", "more")
-    assert long.goes_on()
-    short.close()
-    long.close()
-
-
-def test_a_fetch_that_waits_ends_with_its_token(server: ServerProcess) -> None:
-    with kafka(server, "x", hs256(claims(exp=int(time.time()) + 2))) as wire:
-        partition = {"partition": 0, "fetch_offset": 1, "partition_max_bytes": 1 << 20}
-        topics = [{"topic": "far", "partitions": [partition]}]
-        wire.send(ApiKey.FETCH, 12, {"max_wait": 30_000, "min_bytes": 1, "max_bytes": 1 << 20, "topics": topics})
-        assert wire.is_closed()
-
-
-def test_users_come_and_go(tmp_path: Path) -> None:
-    file, audit = tmp_path / "users", tmp_path / "audit"
-    file.write_text("# operators\nops:sekret-1:dba\nshop:sekret-2:service:shop.\n")
-    env = {"TOPICS_SQL_USERS_FILE": file, "TOPICS_AUDIT_LOG": audit}
-    with ServerProcess(tmp_path / "s", env=env, kafka=True) as server:
-        with api(server, basic("ops", "sekret-1")) as ops:
-            ok(ops.put("shop.a"), 201)
-            gone, kept = (
-                Held(server, basic("shop", "sekret-2"), "shop.a"),
-                Held(server, basic("ops", "sekret-1"), "shop.a"),
-            )
-            with kafka(server, "shop", "sekret-2") as wire:
-                file.write_text("ops:sekret-1:dba\nshop:sekret-3:service:shop.\nnew:sekret-4:user\n")
-                reload(server, "3 users, 1 of them new, 0 removed, 1 changed")
-                assert gone.ends() == {"sse": "RemoteProtocolError", "grpc": "UNAUTHENTICATED", "websocket": "cut"}
-                assert codes(wire.call(ApiKey.METADATA, topics=[{"name": "shop.a"}])) == [29]
-                assert wire.is_closed()
-            ops.append("shop.a", 1)
-            assert kept.goes_on(), "its password is the same"
-            for header, status in ((basic("shop", "sekret-2"), 401), (basic("shop", "sekret-3"), 200),
-                                   (basic("new", "sekret-4"), 403)):  # fmt: skip
-                with api(server, header) as http:
-                    assert http.diff("shop.a", from_seq=0).status_code == status
-            file.write_text("ops:sekret-1:emperor\n")
-            reload(server, "SIGHUP: the users stay as they were: TOPICS_SQL_USERS_FILE")
-            ok(ops.get("shop.a"))
-        for held in (gone, kept):
-            held.close()
-        assert server.stop() == 0
-        reloads = [line for line in audit_lines(audit) if line["action"] == "users.reload"]
-        assert [(line["outcome"], line.get("added"), line.get("changed")) for line in reloads] == [
-            ("done", ["new"], ["shop"]), ("failed", None, None),
-        ]  # fmt: skip
-        assert "sekret" not in server.log + json.dumps(reloads)
-
-
-def test_another_key_of_tokens(tmp_path: Path) -> None:
-    file = tmp_path / "public.pem"
-    file.write_bytes(public_pem(rsa_key()))
-    env = {"TOPICS_JWT_PUBLIC_KEY_FILE": file, "TOPICS_BULK_READERS": 0}
-    with ServerProcess(tmp_path / "s", env=env) as server:
-        old, new = (f"Bearer {rs256(claims('dba'), rsa_key(number=number))}" for number in range(2))
-        confused = f"Bearer {hs256(claims('dba'), file.read_bytes())}"
-        with api(server, old) as http:
-            ok(http.put("a"), 201)
-        held = Held(server, old, "a")
-        for wrong in (new, confused, token("dba"), ""):
-            with api(server, wrong) as http:
-                refused(http.get("a"), 401, "unauthorized")
-        file.write_text("rubbish")
-        reload(server, "SIGHUP: the key of tokens stays as it was")
-        file.write_bytes(public_pem(rsa_key(number=1)))
-        reload(server, "SIGHUP: the key of tokens was read again and is another one")
-        assert held.ends() == {"sse": "RemoteProtocolError", "grpc": "UNAUTHENTICATED", "websocket": "cut"}
-        held.close()
-        for header, status in ((old, 401), (new, 200)):
-            with api(server, header) as http:
-                assert http.get("a").status_code == status
-        reload(server, "SIGHUP: the key of tokens was read again and is the same")
 
 
 def test_probes_need_no_credential(server: ServerProcess) -> None:
