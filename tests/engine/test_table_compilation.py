@@ -352,6 +352,9 @@ def test_deep_and_long_expressions() -> None:
     cases = Case(tuple((op(A, "=", n), lit(n)) for n in range(500)), lit(-1), INTEGER)
     assert [run(cases, [n]) for n in (0, 499, 500)] == [0, 499, -1]
     assert refused(Case(cases.branches + cases.branches[:1], None, INTEGER), [1]) == "54001"
+    assert refused(InList(A, (B,) * 501), [1, 1]) == "54001"
+    with pytest.raises(TopicsError, match="101 arguments"):
+        result("concat", [TEXT] * 101)
     many = InList(A, tuple(map(lit, range(20_000))))
     assert run(many, [19_999]) is True
 

@@ -44,7 +44,7 @@ MAX_DEPTH: Final = 200
 """The most operators inside each other; chains of AND and of OR count once."""
 MAX_NODES: Final = 50_000
 MAX_BRANCHES: Final = 500
-"""The most branches of a CASE."""
+"""The most branches of a CASE, and the most items of IN if some are not constants."""
 _INLINE: Final = 8
 """The depth of one lambda; a deeper operand gets its own. Parser and stack of Python have bounds too."""
 _BRANCHES: Final = 8
@@ -345,6 +345,9 @@ class _Writer:
         operand = self._temporary()
         found = self._found(node, operand)
         if found is None:
+            if len(node.items) > MAX_BRANCHES and not all(isinstance(each, Literal) for each in node.items):
+                message = f"IN has {len(node.items)} items that are not all constants, at most {MAX_BRANCHES}"
+                raise sql_error(Reason.UNSUPPORTED_SQL, message, sqlstate="54001")
             first, *others = self._converted([node.operand, *node.items])
             contains = self._constant(arithmetic.contains if not node.negated else arithmetic.lacks)
             items = "".join([f"{code.text}, " for code in others])

@@ -1,7 +1,8 @@
 """Timestamps, dates and times of day: ISO 8601 text to the engine's integers and back."""
 
 import re
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
+from functools import lru_cache
 from typing import Final
 
 from topics_service.engine.tables.errors import invalid_value
@@ -34,7 +35,11 @@ def to_timestamp(given: object, sql_type: Type, what: str) -> int:
         )
     if isinstance(given, date):
         return (given.toordinal() - EPOCH) * DAY
-    match = _TIMESTAMP_TEXT.fullmatch(given) if isinstance(given, str) and len(given) < 100 else None
+    if not isinstance(given, str) or len(given) > 99:
+        raise not_a(given, sql_type, what)
+    if len(given) in _USUAL_LENGTHS and (quick := _usual(given)) is not None:
+        return quick
+    match = _TIMESTAMP_TEXT.fullmatch(given)
     if match is None:
         raise not_a(given, sql_type, what)
     year, month, day, hour, minute, second, fraction, _, sign, zone_hours, zone_minutes = match.groups()
@@ -51,13 +56,40 @@ def to_timestamp(given: object, sql_type: Type, what: str) -> int:
     return _bounded(days * DAY + micros - (ahead if sign == "+" else -ahead), given, sql_type, what)
 
 
+_USUAL_LENGTHS: Final = frozenset({19, 20, 26, 27})
+_ZERO: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - UTC by definition
+_ZERO_UTC: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _usual(text: str) -> int | None:
+    """Read `2026-01-31T12:00:00`, with six decimals or none, with Z or without; None for another form."""
+    marks = text[4] + text[7] + text[13] + text[16]
+    if marks != "--::" or text[10] not in "T " or (len(text) > 20 and text[19] != "."):
+        return None  # more forms are read by `fromisoformat`
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if (len(text) in (20, 27)) is not (text[-1] == "Z") or (moment.tzinfo is None) is (text[-1] == "Z"):
+        return None  # another zone, or more decimals
+    since = moment - (_ZERO if moment.tzinfo is None else _ZERO_UTC)
+    return (since.days * 86_400 + since.seconds) * SECOND + since.microseconds
+
+
 def to_date(given: object, sql_type: Type, what: str) -> int:
     """Read a date, or the date of a timestamp as it is written there. Raises `invalid_value`."""
     if isinstance(given, datetime):
         return given.date().toordinal() - EPOCH
     if isinstance(given, date):
         return given.toordinal() - EPOCH
-    match = _TIMESTAMP_TEXT.fullmatch(given) if isinstance(given, str) and len(given) < 100 else None
+    if not isinstance(given, str) or len(given) > 99:
+        raise not_a(given, sql_type, what)
+    if len(given) == 10 and given[4] == given[7] == "-":
+        try:
+            return date.fromisoformat(given).toordinal() - EPOCH
+        except ValueError:
+            pass
+    match = _TIMESTAMP_TEXT.fullmatch(given)
     if match is None:
         raise not_a(given, sql_type, what)
     text = match.string[match.start(1) : match.end(3)]
@@ -102,6 +134,7 @@ def _bounded(micros: int, given: object, sql_type: Type, what: str) -> int:
 # ------------------------------------------------------------------------ writing
 
 
+@lru_cache(maxsize=1024)
 def date_text(days: int) -> str:
     """Write a date: `2026-01-31`."""
     return date.fromordinal(days + EPOCH).isoformat()
@@ -130,4 +163,4 @@ def timestamp_iso(micros: int) -> str:
 
 def to_datetime(micros: int) -> datetime:
     """Make a datetime without a zone, in UTC."""
-    return datetime(1970, 1, 1) + timedelta(microseconds=micros)  # noqa: DTZ001 - UTC by definition
+    return _ZERO + timedelta(microseconds=micros)

@@ -38,6 +38,8 @@ class Form(Enum):
     """Arguments of any type, taken as text; NULLs are empty."""
 
 
+MAX_ARGUMENTS: Final = 100
+"""The most arguments of a call."""
 Accepted = frozenset[Kind]
 
 
@@ -89,8 +91,11 @@ def result(name: str, arguments: Sequence[Type | None]) -> Type | None:
 def resolve(name: str, arguments: Sequence[Type | None]) -> Resolved:
     """Find the form of a function for arguments of these types; None is that of NULL and of untyped parameters.
 
-    Raises `function_not_found` (42883).
+    Raises `function_not_found` (42883), `unsupported_sql` for more than 100 arguments.
     """
+    if len(arguments) > MAX_ARGUMENTS:
+        message = f"a call has {len(arguments)} arguments, at most {MAX_ARGUMENTS}"
+        raise sql_error(Reason.UNSUPPORTED_SQL, message, sqlstate="54023")
     function = FUNCTIONS.get(name)
     for signature in function.signatures if function else ():
         if function and _takes(signature, arguments):

@@ -17,6 +17,7 @@ from topics_service.engine.tables.types import Kind, Type, Value
 MAX_VALUE_BYTES: Final = 16 << 20
 """The most bytes of a TEXT, BYTES or JSON value, also of one that an expression makes."""
 _UUID: Final = re.compile(r"\s*(\{)?((?:[0-9a-fA-F]{4}-?){7}[0-9a-fA-F]{4})(?(1)\})\s*", re.ASCII)
+_USUAL_UUID: Final = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _WORDS: Final = {
     **{"true"[:size]: True for size in range(1, 5)},
     **{"false"[:size]: False for size in range(1, 6)},
@@ -146,7 +147,11 @@ def _json(given: Any, sql_type: Type, what: str) -> str:
 def _uuid(given: Any, sql_type: Type, what: str) -> str:
     if isinstance(given, UUID):
         return str(given)
-    match = _UUID.fullmatch(given) if isinstance(given, str) and len(given) < 100 else None
+    if not isinstance(given, str) or len(given) > 99:
+        raise not_a(given, sql_type, what)
+    if _USUAL_UUID.fullmatch(given):
+        return given
+    match = _UUID.fullmatch(given)
     if match is None:
         raise not_a(given, sql_type, what)
     digits = match[2].replace("-", "").lower()
