@@ -15,9 +15,13 @@ from support.http import ok, refused
 from support.server import ServerProcess
 from support.tokens import claims, hs256, public_pem, rs256, rsa_key
 from support.waiting import poll
+from topics_gateway.connection_quota import hold_connection
+from topics_gateway.transport.connection_resources import ConnectionResources
 from topics_kafka.protocol import ApiKey
-from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
+from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc, sql_service_pb2, sql_service_pb2_grpc
 from topics_proto.v1 import topics_service_pb2 as pb
+from topics_service.api.access.auth import Principal, Role
+from topics_service.api.access.quota import KeyLimits, Quotas
 
 ROOT = basic("root")
 
@@ -116,6 +120,38 @@ def test_another_key_of_tokens(tmp_path: Path) -> None:
             with api(server, header) as http:
                 assert http.get("a").status_code == status
         reload(server, "SIGHUP: the key of tokens was read again and is the same")
+
+
+def test_a_user_who_changes_itself_gets_the_answer(server: ServerProcess) -> None:
+    """Everything else that runs under it ends."""
+    with api(server, ROOT) as root:
+        ok(root.send("POST", "/api/sql", {"sql": "CREATE USER 'self' WITH PASSWORD 'sekret-1' ROLE dba"}))
+    held = Held(server, basic("self", "sekret-1"), "shop.a")
+    with api(server, basic("self", "sekret-1")) as http:
+        ok(http.send("POST", "/api/sql", {"sql": "ALTER USER 'self' SET PASSWORD 'sekret-2'"}))
+        assert held.ends() == {"sse": "RemoteProtocolError", "grpc": "UNAUTHENTICATED", "websocket": "cut"}
+        refused(http.get("shop.a"), 401, "unauthorized")
+    held.close()
+    caller = rpc(server, basic("self", "sekret-2"))
+    stub = sql_service_pb2_grpc.SqlServiceStub(caller.channel)
+    request = sql_service_pb2.ExecuteRequest(sql="DROP USER 'self'")
+    assert stub.Execute(request, metadata=caller.metadata, timeout=30).results[0].message == "DROP USER"
+    assert caller.refused("GetTopic", pb.GetTopicRequest(topic="shop.a")).code == "UNAUTHENTICATED"
+
+
+def test_connections_with_any_number_of_subjects_are_bounded() -> None:
+    """As those of a proxy, which carries the requests of everyone."""
+    quotas, resources = Quotas(KeyLimits(connections=5)), ConnectionResources()
+    scope = {"state": {"connection_resources": resources}}
+    for number in range(1500):
+        principal = Principal(f"jwt:{number}", frozenset(), None, Role.SERVICE)
+        for _ in range(2):
+            hold_connection(scope, principal, quotas.for_key(principal.key_id))
+    assert len(resources.held) == 1000
+    usage = quotas.for_key("jwt:1499")
+    assert (usage.connections, quotas.for_key("jwt:0").connections) == (1, 0)
+    resources.close()
+    assert usage.connections == 0
 
 
 def test_a_user_of_create_user_on_every_interface(tmp_path: Path) -> None:
