@@ -8,7 +8,7 @@ from support.routed_tables import BIGINT, NOW, TEXT, RoutedTables, SetClock, a_t
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DiffRequest
 from topics_service.engine.offsets.positions import CommitItem
-from topics_service.engine.tables import plans
+from topics_service.engine.tables import plans, topics
 from topics_service.engine.tables.expressions import Call, Parameter
 from topics_service.engine.tables.model import Namespace, Op, PayloadMode, Route
 from topics_service.engine.tables.types import Kind, Type
@@ -155,6 +155,17 @@ def test_sources_come_and_go() -> None:
     at.define(plans.DropSource("t", a_table(), None))
     assert routes(at) == []
     assert routes(at, 2) == [("t", Op.INSERT)]
+
+
+def test_a_table_has_a_bounded_number_of_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics, "MAX_ROUTES", 2)
+    at = RoutedTables()
+    at.create("t")
+    at.route("t", Op.INSERT)
+    at.route("t", Op.UPDATE)
+    error = refused(at, Reason.INVALID_VALUE, plans.AddSource("t", Route(0, 1, Op.DELETE)))
+    assert error.detail is not None
+    assert error.detail["sqlstate"] == "54011"
 
 
 def test_a_topic_of_another_protocol_has_sources_and_an_alias() -> None:

@@ -37,6 +37,7 @@ _GROUP_CODES: Final[Mapping[str, ErrorCode]] = {
     "shutting_down": ErrorCode.NOT_COORDINATOR,
 }
 _ADMIN_CODES: Final[Mapping[str, ErrorCode]] = {
+    "invalid_value": ErrorCode.INVALID_CONFIG,  # an ephemeral topic with sources
     "throttled": ErrorCode.THROTTLING_QUOTA_EXCEEDED,
     "topic_full": ErrorCode.POLICY_VIOLATION,
     "not_ready": ErrorCode.NOT_CONTROLLER,

@@ -1,7 +1,7 @@
 """Definitions of topics: what CREATE, ALTER, DROP and CLEAR TOPIC do. Each is one atomic batch."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import UNSET, structs
 
@@ -37,7 +37,10 @@ TopicDefinition = (
     | plans.SetAlias
     | plans.SetTopicOptions
 )
-_OBJECT_EXISTS = "42710"
+MAX_ROUTES: Final = 1000
+"""The most routes of a table: each change of a row is held against all of its operation."""
+_OBJECT_EXISTS: Final = "42710"
+_TOO_MANY: Final = "54011"
 
 
 class Tables(Protocol):
@@ -178,6 +181,11 @@ class TopicDefinitions:
             raise sql_error(
                 Reason.ALREADY_EXISTS, message, sqlstate=_OBJECT_EXISTS, topic=topic.name, table=table.table_id
             )
+        if len(self._topics.routes(route.table)) >= MAX_ROUTES:
+            raise sql_error(
+                Reason.INVALID_VALUE, f"{table.table_id} has {MAX_ROUTES} routes, the most that a table may have",
+                sqlstate=_TOO_MANY, table=table.table_id,
+            )  # fmt: skip
         if route.tombstones and route.mode is not PayloadMode.FULL:
             raise invalid_value("tombstones need payload = 'full'", topic=topic.name)
         if self.placement(topic.name) != table.placement:
