@@ -142,7 +142,7 @@ TARGETS = (
         decode=_users,
         errors=(KeySyntaxError,),
         samples=[b"alice:pw:user", b"bob: p w :DBA:a.|b:", "ü:ü:system, c:d:service:x".encode()],
-        covers=(f"{_APP}.users:_entry",),
+        covers=(f"{_APP}.users:_entry", "topics_service.api.access.auth:parse_prefixes"),
     ),
     Target(
         name="public key of tokens",
@@ -150,7 +150,7 @@ TARGETS = (
         decode=TokenKey.public,
         errors=(ValueError,),
         samples=[_PEM.replace(b"CERTIFICATE", b"PUBLIC KEY"), public_pem(rsa_key())],
-        covers=("topics_service.api.access.tokens:TokenKey.public",),
+        covers=("topics_service.api.access.tokens:public",),
     ),
     Target(
         name="token",
@@ -161,7 +161,7 @@ TARGETS = (
             hs256({"exp": 1e999}).encode(),
             unsigned({}, {"alg": "none"}).encode(),
         ],
-        covers=("topics_service.api.access.tokens:Tokens.find",),
+        covers=("topics_service.api.access.tokens:find",),
     ),
     Target(
         name="header of a user",

@@ -4,8 +4,13 @@ import struct
 from decimal import Decimal
 from typing import Any, Final
 
+import msgspec
 from fuzz.target import Target
 
+from topics_service.api.access.auth import Role
+from topics_service.api.access.users import UserRow
+from topics_service.api.access.verifiers import Verifier
+from topics_service.api.sql import users
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.tables import calendar, catalog, documents, keycode, rowcode, topic_catalog, values
 from topics_service.engine.tables.expressions import Binary, Call, Column, Literal
@@ -107,6 +112,22 @@ TARGETS: Final[tuple[Target, ...]] = (
             *(f"{_TABLES}.topic_catalog:{name}" for name in ("_decode", "decode_route", "decode_alias")),
         ],
         cost=10,
+    ),
+    Target(
+        name="row of a user",
+        decode=users._decode,
+        samples=[users._encode(UserRow("ada", Role.DBA, Verifier("a", "b", "c"), ("a.", "b.")))],
+        covers=["topics_service.api.sql.users"],
+        errors=(msgspec.MsgspecError,),
+        again=users._encode,
+    ),
+    Target(
+        name="counters of a route",
+        decode=topic_catalog.decode_counts,
+        samples=[topic_catalog.encode_counts(5, 1 << 40)],
+        covers=[f"{_TABLES}.topic_catalog:decode_counts"],
+        errors=(ValueError,),
+        again=lambda counts: topic_catalog.encode_counts(*counts),
     ),
     Target(
         name="key of an index entry",
