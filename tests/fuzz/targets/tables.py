@@ -118,7 +118,7 @@ TARGETS: Final[tuple[Target, ...]] = (
         decode=users._decode,
         samples=[users._encode(UserRow("ada", Role.DBA, Verifier("a", "b", "c"), ("a.", "b.")))],
         covers=["topics_service.api.sql.users"],
-        errors=(msgspec.MsgspecError,),
+        errors=(msgspec.MsgspecError, ValueError),
         again=users._encode,
     ),
     Target(

@@ -42,7 +42,7 @@ class UserStatements:
         for name, row in user_rows.load(engine.writer):
             try:
                 self._users.put_row(_decode(row))
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is not UTF-8
                 raise StoreOpenError(f'the row of the user "{name}" is damaged: {error}') from error
 
     def lines(self) -> Iterator[UserLine]:
