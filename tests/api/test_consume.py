@@ -15,7 +15,7 @@ from topics_service.api.observers import Observation, Observers
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.requests import AckRequest, ConsumeReply, ConsumeRequest, Gap
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.model import AppendRequest, Batch, DeleteRequest, TagMatch
+from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DeleteRequest, TagMatch
 from topics_service.engine.offsets.positions import CommitItem, lag_of
 from topics_service.engine.tables import plans
 from topics_service.engine.tables.model import Op, PayloadMode
@@ -321,6 +321,7 @@ async def test_an_alias_is_the_topic() -> None:
     ("given", "reason"),
     [
         ({"topic": "absent"}, Reason.TOPIC_NOT_FOUND),
+        ({"topic": "queue"}, Reason.NOT_A_LOG),
         ({"partition": 1}, Reason.PARTITION_NOT_FOUND),
         ({"partition": -1}, Reason.INVALID_REQUEST),
         ({"group": ""}, Reason.INVALID_REQUEST),
@@ -339,6 +340,8 @@ def test_a_bad_request_is_refused_and_makes_no_group(given: dict[str, Any], reas
     async def run() -> None:
         at = Consuming()
         at.routed()
+        at.engine.put_topic("queue", ConfigInput(type="queue"))
+        at.engine.sync()
         await refused(reason, at.consume(**({"start": "latest"} | given)))
         assert not at.engine.groups.index.by_name
         if "limit" not in given and "start" not in given and "timeout_seconds" not in given:

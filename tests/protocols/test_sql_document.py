@@ -1,5 +1,7 @@
 """The validation checklist of the document about durable topics, a test for each item, and its examples as printed."""
 
+import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ import pytest
 from support.http import Api, ok
 from support.server import ServerProcess
 from support.sql import ENVELOPE, Sql, error_of, payload
+from support.waiting import poll
 
 _numbers = iter(range(1, 1000))
 
@@ -279,3 +282,23 @@ def test_a_topic_deleted_over_http_takes_its_routes(routed: Names) -> None:
     routed.run("CREATE TOPIC app.new_messages")
     routed.insert(2)
     assert routed.messages() == []
+
+
+def test_a_consumer_that_hangs_up_is_left_at_once(tmp_path: Any) -> None:
+    keys = {"TOPICS_API_KEYS": "secret", "TOPICS_MAX_INFLIGHT_PER_KEY": 2}
+    with ServerProcess(tmp_path, env=keys) as server, Api(server.base) as api:
+        api.client.headers["authorization"] = "Bearer secret"
+        Sql(api).run("CREATE TOPIC app.quiet")
+        body = json.dumps({"topic": "app.quiet", "group_id": "g", "start": "Earliest", "timeout_seconds": 60}).encode()
+        head = (
+            b"POST /api/topics/consume HTTP/1.1\r\nhost: x\r\nauthorization: Bearer secret\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        )
+        for _ in range(5):  # two calls may be open at a time
+            waiting = [socket.create_connection(("127.0.0.1", server.http_port)) for _ in range(2)]
+            for each in waiting:
+                each.sendall(head + body)
+            poll(lambda: api.get("app.quiet").status_code == 429, 10)
+            for each in waiting:
+                each.close()
+            poll(lambda: api.get("app.quiet").status_code == 200, 10)

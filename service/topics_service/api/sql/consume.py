@@ -12,8 +12,9 @@ from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
 from topics_service.api.sql.requests import AckRequest, ConsumeReply, ConsumeRequest, Gap, Message
 from topics_service.engine import names
 from topics_service.engine.engine import Engine
-from topics_service.engine.errors import invalid, topic_not_found
+from topics_service.engine.errors import Reason, invalid, topic_not_found
 from topics_service.engine.model import DiffReply, DiffRequest, Slice
+from topics_service.engine.tables.errors import sql_error
 from topics_service.engine.tables.messages import NO_ENVELOPE, envelope_of
 from topics_service.engine.topic import Topic
 
@@ -25,7 +26,8 @@ _MAX_OFFSET: Final = (1 << 63) - 1
 class ConsumeApi:
     """Reads messages for groups and moves their positions, which are those of every protocol.
 
-    Every method raises TopicsError: `forbidden`, `topic_not_found`, `partition_not_found` and `invalid_request`.
+    Every method raises TopicsError: `forbidden`, `topic_not_found`, `not_a_log` for a queue, `partition_not_found` and
+    `invalid_request`.
     """
 
     def __init__(
@@ -131,7 +133,8 @@ class ConsumeApi:
 
 
 def _topic(engine: Engine, name: str, group: str | None, principal: Principal) -> Topic:
-    """The topic of this name or alias. Raises `forbidden` unless the caller may consume it with the group."""
+    """The topic of this name or alias. Raises `forbidden` unless the caller may consume it with the group, and
+    `not_a_log` for a queue."""
     require(principal, Capability.CONSUME, (name,) if group is None else (name, group))
     if group is not None:
         names.check_group_name(group)
@@ -140,6 +143,9 @@ def _topic(engine: Engine, name: str, group: str | None, principal: Principal) -
         raise topic_not_found(name)
     if topic.name != name:
         require(principal, Capability.CONSUME, (topic.name,))
+    if topic.config.type == "queue":
+        message = f'topic "{topic.name}" is a queue: its jobs are claimed, not consumed'
+        raise sql_error(Reason.NOT_A_LOG, message, topic=topic.name)
     return topic
 
 
