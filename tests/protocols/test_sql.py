@@ -326,6 +326,23 @@ def test_keys_and_their_prefixes(start: Callable[..., ServerProcess]) -> None:
         "ALTER TOPIC app.e SET ALIAS other.alias",
     ):
         assert run("app-all", text) == forbidden, text
+    for text in (  # nothing tells a name that is there from one that is not
+        "SELECT * FROM other.nothing",
+        "SELECT nothing FROM other.t",
+        "EXPLAIN SELECT * FROM other.t",
+        "DROP TABLE IF EXISTS other.nothing",
+        f"CREATE TABLE IF NOT EXISTS other.t {table}",
+        "CONSUME FROM other.nothing FROM EARLIEST",
+        "CONSUME FROM nothing FROM EARLIEST",
+        "DROP TOPIC other.nothing",
+        "DROP NAMESPACE other",
+        "DROP NAMESPACE nothing",
+    ):
+        run("root", text if text.startswith("EXPLAIN") else "SELECT 1")  # its plan is no one else's
+        assert run("app-all", text) == forbidden, text
+    assert run("app-all", "CONSUME FROM app.nothing FROM EARLIEST") == (404, "topic_not_found")
+    assert run("app-all", "USE app; CONSUME FROM nothing FROM EARLIEST") == (404, "topic_not_found")
+    assert run("app-all", "USE app; CONSUME FROM e FROM EARLIEST") == (200, [])
     assert run("app-rw", "INSERT INTO app.t VALUES (1), (2)") == (200, [])
     for text in (
         f"CREATE TABLE app.u {table}",

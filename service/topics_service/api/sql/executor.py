@@ -29,6 +29,7 @@ from topics_service.api.sql.parameters import many_rows, one_row
 from topics_service.api.sql.plancache import PlanCache, Script
 from topics_service.api.sql.reader import SqlReader
 from topics_service.api.sql.requests import AckRequest, ConsumeRequest, ResultColumn, SqlReply, SqlRequest, SqlResult
+from topics_service.api.sql.seenschema import SeenSchema
 from topics_service.api.sql.system import SystemTables
 from topics_service.api.sql.users import UserStatements
 from topics_service.engine.engine import Engine
@@ -183,7 +184,13 @@ class _Run:
         """Bind the statement: to the catalog as readers see it, or to the newest, which writers go by."""
         tables = self._api.tables
         schema = tables.newest if newest else tables.schema
-        return self._api.plans.plan(self._script, self._number, schema, self._namespace)
+        if self._principal.prefixes is None:
+            return self._api.plans.plan(self._script, self._number, schema, self._namespace)
+        seen = SeenSchema(schema, self._principal)
+        try:
+            return self._api.plans.plan(self._script, self._number, seen, self._namespace)
+        except TopicsError as error:
+            raise seen.refused(error) from None
 
     def _parameters(self, plan: plans.Plan) -> Sequence[Value]:
         if self._request.param_rows is not None:

@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from topics_service.api.sql.reader import SqlReader, Statement
-from topics_service.engine.tables.plans import Plan
+from topics_service.engine.tables.plans import Explain, Nothing, Plan
 from topics_service.engine.tables.schema import Schema
 from topics_service.statistics import CacheStatistics
 
 _MAX_TEXT: Final = 16 << 10  # longer ones hold literals, and rarely come again
 _MAX_PLANS: Final = 64  # of one text: its statements, in each namespace
+
+_TELLING: Final = (Explain, Nothing)
+"""Plans that tell of the catalog, which not every caller may know."""
 
 
 class Script:
@@ -65,6 +68,6 @@ class PlanCache:
         plan = script.plans.get((number, namespace))
         if plan is None:
             plan = self._reader.bind(script.statements[number], schema, namespace)
-            if schema.version == script.version and len(script.plans) < _MAX_PLANS:
+            if len(script.plans) < _MAX_PLANS and not isinstance(plan.action, _TELLING):
                 script.plans[number, namespace] = plan
         return plan
