@@ -22,6 +22,7 @@ from topics_service.engine.model import ConfigInput
 from topics_service.engine.repair import Action
 from topics_service.engine.tables.catalog import NAMESPACE_ROWS, NEXT_TABLE, TABLE_ROWS
 from topics_service.engine.tables.indexing import BUILD_ROWS
+from topics_service.engine.tables.removal import REMOVED_ROWS
 from topics_service.engine.tables.topic_catalog import ALIAS_ROWS, ROUTE_ROWS
 from topics_service.engine.verify import Problem
 from topics_service.storage import keys
@@ -304,7 +305,7 @@ def test_an_index_that_is_being_built(finished: bool) -> None:
         world.sql("INSERT INTO t VALUES " + ", ".join(f"({n}, {n})" for n in range(first, first + 100)))
     definition = world.plan("CREATE UNIQUE INDEX i ON t (a)")
     assert list(world.tables.define(definition)) == []
-    world.tables.build_indexes()
+    world.tables.upkeep()
     world.sync()
     assert audit(world.store) == []
 
@@ -316,10 +317,32 @@ def test_an_index_that_is_being_built(finished: bool) -> None:
     done = repaired(changed(world.store, stray) if finished else world.store)
     assert [action.text for action in done.actions] == ['the index "i" is built from its start again']
     again = started(done)
-    while again.tables.build_indexes():
+    while again.tables.upkeep():
         pass
     assert audit(again.store) == []
     assert again.sql("SELECT id FROM t WHERE a = 577") == [(577,)]
+
+
+def test_what_a_definition_has_dropped_may_still_be_there(sound: MemoryStore) -> None:
+    """Until the server has removed it; a repair leaves it out."""
+    world = TableWorld()
+    world.store._rows = copy_of(sound)._rows
+    world.start()
+    world.sql("DROP INDEX by_age; TRUNCATE orders; INSERT INTO orders VALUES (7, 7, 7)")
+    removals = world.store.scan(Family.TABLES, *keys.prefix_range(REMOVED_ROWS))
+    assert [key[len(REMOVED_ROWS) :] for key, _ in removals] == [keys.index_prefix(1, 2), ORDERS]
+    assert audit(world.store) == []
+    done = repaired(world.store)
+    assert done.actions == []
+    assert len(list(done.store.scan(Family.ROWS, *keys.prefix_range(ORDERS)))) == 0
+    assert started(done).sql("SELECT person FROM orders") == [(7,)]
+    world.upkeep()
+    assert audit(world.store) == []
+
+    def stray(rows: Rows) -> None:
+        rows.batch.put(Family.TABLES, REMOVED_ROWS + PEOPLE, b"")
+
+    assert [each.kind for each in audit(changed(world.store, stray))] == ["damaged"]
 
 
 def test_a_damaged_block_of_rows_is_named_by_its_keys(tmp_path: Path) -> None:

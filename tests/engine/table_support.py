@@ -164,6 +164,13 @@ class TableWorld:
         (statement,) = READER.parse(text)
         return READER.bind(statement, self.tables.newest, "app").action
 
+    def upkeep(self) -> None:
+        """Do all that is due."""
+        self.sync()
+        while self.tables.upkeep():
+            pass
+        self.sync()
+
     def kill(self) -> None:
         """SIGKILL."""
         self.start()

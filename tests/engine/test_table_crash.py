@@ -163,4 +163,4 @@ def test_a_damaged_row_is_told_and_nothing_is_guessed() -> None:
     finished(world.tables.define(begun))
     with pytest.raises(TopicsError, match="can't be read"):
         finished(world.tables.built(begun))
-    assert not world.tables.build_indexes()
+    assert not world.tables.upkeep()

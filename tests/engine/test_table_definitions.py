@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from table_support import TableWorld, column, finished, literal, table
+from table_support import TableWorld, at_write, column, finished, literal, table
+from test_table_model import check_entries
 
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.tables import catalog, definitions, plans
@@ -179,6 +180,7 @@ def test_what_depends_on_it(world: TableWorld) -> None:
         world.define(plans.DropColumn(world.named(), column(world.named(), name).column, cascade=True))
     t = world.named()
     assert (t.indexes, t.checks, world.tables.newest.routes(t.number)) == ((), (), ())
+    check_entries(world)
     assert rows_of(world, Family.INDEXES) == {}
     assert world.sql("SELECT * FROM t") == [(1,), (2,)]
     world.kill()
@@ -194,6 +196,7 @@ def test_cascades(world: TableWorld) -> None:
     assert (tables_of(world), world.tables.newest.index(TableName("app", "t_a_key"))) == (["app.u"], None)
     world.sql("DROP NAMESPACE app CASCADE")
     assert tables_of(world) == []
+    world.upkeep()
     assert rows_of(world, Family.ROWS) == rows_of(world, Family.INDEXES) == rows_of(world, Family.TABLES) == {}
     assert world.engine.get_topic("app.events").head_seq == 20
     with pytest.raises(TopicsError) as error:
@@ -208,6 +211,43 @@ def test_truncate(world: TableWorld) -> None:
     assert world.sql("SELECT count(*) FROM t") == [(0,)]
     world.sql("INSERT INTO t VALUES (1, 1)")
     assert (world.sql("SELECT * FROM t WHERE a = 1"), world.sql("SELECT * FROM u")) == ([(1, 1)], [(1,)])
+
+
+@pytest.mark.parametrize(
+    "text", ["DROP TABLE t", "TRUNCATE t", "DROP INDEX by_a", "ALTER TABLE t DROP COLUMN a CASCADE"]
+)
+def test_what_is_dropped_is_read_until_that_is_durable(world: TableWorld, text: str) -> None:
+    world.sql("CREATE TABLE t (id INT PRIMARY KEY, a INT, b TEXT); CREATE INDEX by_a ON t (a)")
+    world.sql(f"INSERT INTO t VALUES {', '.join(f'({n}, {n % 3}, NULL)' for n in range(20))}")
+    queries = {"SELECT count(*) FROM t": (20,), "SELECT id FROM t WHERE a = 2 AND id > 15": (17,)}
+    found = {world.plan(query): row for query, row in queries.items()}
+    start = world.store.writes
+    ticket = world.define(world.plan(text), sync=False)
+    assert not world.tables.upkeep(), "nothing is removed before"
+    if "COLUMN" not in text:
+        for plan, row in found.items():
+            assert world.select(plan) == [row]
+    world.engine.synced(ticket)
+    world.upkeep()
+    newest = world.tables.newest
+    for writes in range(start, world.store.writes + 1):
+        left = TableWorld(at_write(world.store, writes))
+        if writes == start:
+            assert [left.sql(query) for query in queries] == [[row] for row in queries.values()]
+        else:
+            assert left.tables.newest.tables == newest.tables
+        check_entries(left)
+    check_entries(world)
+
+
+def test_plans_of_before_a_truncate(world: TableWorld) -> None:
+    world.sql("CREATE TABLE t (id INT PRIMARY KEY); INSERT INTO t VALUES (1)")
+    insert, find = world.plan("INSERT INTO t VALUES (2)"), world.plan("SELECT * FROM t")
+    world.sql("TRUNCATE t")
+    codes = [stale(world, lambda: world.run(insert)), stale(world, lambda: world.select(find))]
+    assert codes == ["42P01", "42P01"]
+    world.sql("INSERT INTO t VALUES (3)")
+    assert world.sql("SELECT * FROM t") == [(3,)]
 
 
 # ---------------------------------------------------------------- columns

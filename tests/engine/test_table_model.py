@@ -16,6 +16,7 @@ from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import DiffRequest
 from topics_service.engine.tables import plans
 from topics_service.engine.tables.indexing import BUILD_ROWS
+from topics_service.engine.tables.removal import REMOVED_ROWS
 from topics_service.engine.tables.runtime import TableRuntime, key_length
 from topics_service.storage import keys
 from topics_service.storage.store import Family
@@ -278,6 +279,7 @@ def events(world: TableWorld, topic: str) -> list[tuple[str, dict[str, Any]]]:
 
 def check_entries(world: TableWorld) -> None:
     """Every index has the entries of the rows of its table, and no others are there."""
+    world.upkeep()
     expected: dict[bytes, bytes] = {}
     for table in world.tables.newest.tables.values():
         runtime = TableRuntime(table, world.tables.environment)
@@ -286,7 +288,10 @@ def check_entries(world: TableWorld) -> None:
             assert runtime.key(row) == key
             expected |= {index.head(row) + key[8:]: key_length(key) for index in runtime.indexes}
     assert dict(world.store.scan(Family.INDEXES, b"", _LAST)) == expected
-    assert not list(world.store.scan(Family.TABLES, *keys.prefix_range(BUILD_ROWS)))
+    for kind in (BUILD_ROWS, REMOVED_ROWS):
+        assert not list(world.store.scan(Family.TABLES, *keys.prefix_range(kind)))
+    numbers = {keys.read_u64(key) for key, _ in world.store.scan(Family.ROWS, b"", _LAST)}
+    assert numbers <= world.tables.newest.tables.keys()
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -497,7 +497,7 @@ class Engine:
             return False
         self.routers.poll()
         more_work = self.queues.mover.bury_due()
-        more_work = self.tables.build_indexes() or more_work
+        more_work = self.tables.upkeep() or more_work
         damaged: TopicsError | None = None
         for log_id, log in list(islice(self._touched.items(), _LOGS_A_SLICE)):
             try:

@@ -12,6 +12,7 @@ from topics_service.engine.repair.catalog import Ledger
 from topics_service.engine.tables import catalog
 from topics_service.engine.tables.indexing import BUILD_ROWS
 from topics_service.engine.tables.model import ColumnSchema, IndexState, Namespace, Table
+from topics_service.engine.tables.removal import REMOVED_ROWS
 from topics_service.engine.tables.runtime import IndexRuntime, Row, TableRuntime, key_length
 from topics_service.engine.tables.types import Kind as TypeKind
 from topics_service.engine.tables.types import Type
@@ -85,7 +86,7 @@ class _Tables:
                 self._save_row(runtime, key, stored)
             elif number and (number in self._definitions.unread or not self._definitions.is_whole):
                 self._recover(number, key, stored)
-            elif number not in gone:
+            elif number not in gone and keys.u64(number) not in self._definitions.removed:
                 gone.add(number)
                 rows.report("dropped", f"the rows of table {number}, which does not exist")
         for hole in rows.holes[Family.ROWS]:
@@ -162,7 +163,7 @@ class _Tables:
             self._ledger.see_table(name[0])
             if name in found:
                 found[name].add(key, value)
-            else:
+            elif self._definitions.removed.isdisjoint((key[:8], key[:12])):
                 strange.add(name)
         for table, index in sorted(strange):
             self._rows.report("dropped", f"the entries of index {index} of table {table}, which does not exist")
@@ -231,7 +232,7 @@ class _Tables:
     def _save_definitions(self) -> None:
         written = self._definitions.rows
         for key, value in written.items():
-            if not key.startswith((catalog.TABLE_ROWS, BUILD_ROWS)):
+            if not key.startswith((catalog.TABLE_ROWS, BUILD_ROWS, REMOVED_ROWS)):
                 self._rows.put(Family.TABLES, key, value)
         namespaces = set(self._definitions.namespaces)
         for runtime in self._all():

@@ -10,7 +10,7 @@ from topics_service.engine.tables import keycode, plans, references
 from topics_service.engine.tables.errors import invalid_value, sql_error
 from topics_service.engine.tables.expressions import Literal
 from topics_service.engine.tables.functions import Environment
-from topics_service.engine.tables.indexing import drop_index, remove_all, remove_entries
+from topics_service.engine.tables.indexing import drop_index, stage_removal
 from topics_service.engine.tables.model import (
     DEFAULT_NAMESPACE,
     RESERVED_NAMESPACES,
@@ -177,14 +177,17 @@ class Definitions:
             return tx.commit()
 
     def truncate(self, definition: plans.Truncate) -> int:
-        """TRUNCATE: no events, so it is refused while there are routes."""
+        """TRUNCATE: no events, so it is refused while there are routes. The table gets another number."""
         table = self._today(definition.table)
         routes = self._catalog.state.routes(table.number)
         if routes:
             raise self._has_routes(table, routes, "TRUNCATE has no events; drop the routes, or use DELETE")
+        indexes = tuple(structs.replace(index, state=IndexState.READY) for index in table.indexes)
         with Transaction(self._tables.writer) as tx:
-            self._remove_rows(tx, table)
-            self._catalog.edit(tx).put_table(table)
+            self._remove(tx, table)
+            edit = self._catalog.edit(tx)
+            edit.drop_table(table.number)
+            edit.add_table(structs.replace(table, indexes=indexes))
             return tx.commit()
 
     def rename_table(self, definition: plans.RenameTable) -> int:
@@ -253,7 +256,7 @@ class Definitions:
         )
         with Transaction(self._tables.writer) as tx:
             for index in indexes:
-                remove_entries(self._tables.writer.store, tx.batch, table.number, index)
+                stage_removal(self._tables, tx, table, index)
             self._remove_routes(tx, routes)
             self._catalog.edit(tx).put_table(made)
             return tx.commit()
@@ -377,13 +380,10 @@ class Definitions:
     def _remove(self, tx: Transaction, table: Table) -> None:
         """Stage the end of a table: its rows, entries and routes."""
         self._remove_routes(tx, self._catalog.state.routes(table.number))
-        self._remove_rows(tx, table)
-
-    def _remove_rows(self, tx: Transaction, table: Table) -> None:
-        store = self._tables.writer.store
-        remove_all(store, tx.batch, Family.ROWS, keys.u64(table.number))
+        self._tables.removals.stage_table(tx, table.number)
         for index in table.indexes:
-            remove_entries(store, tx.batch, table.number, index)
+            if index.state is IndexState.BUILDING:
+                stage_removal(self._tables, tx, table, index)
 
     def _remove_routes(self, tx: Transaction, routes: Sequence[Route]) -> None:
         if routes:

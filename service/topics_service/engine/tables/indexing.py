@@ -12,7 +12,7 @@ from topics_service.engine.tables.model import Index, IndexState, Table
 from topics_service.engine.tables.runtime import DAMAGE, IndexRuntime, Row, TableRuntime, key_length, unreadable
 from topics_service.engine.transaction import Transaction
 from topics_service.storage import keys
-from topics_service.storage.store import Family, Store, WriteBatch
+from topics_service.storage.store import Family
 
 if TYPE_CHECKING:
     from topics_service.engine.tables.tables import Tables
@@ -23,7 +23,6 @@ the key of the last row that has its entry."""
 
 _ROWS_A_SLICE: Final = 256
 _FAILURES: Final = 1000
-_FEW_ROWS: Final = 8
 _KEY: Final = struct.Struct(">QI")
 
 Name = tuple[int, int]
@@ -135,31 +134,17 @@ class Builds:
 
 def drop_index(tables: "Tables", tx: Transaction, table: Table, index: Index) -> Table:
     """Stage the removal of an index and its entries; return the table without it."""
-    remove_entries(tables.writer.store, tx.batch, table.number, index)
+    stage_removal(tables, tx, table, index)
     left = structs.replace(table, indexes=tuple(each for each in table.indexes if each.number != index.number))
     tables.catalog.edit(tx).put_table(left)
     return left
 
 
-def remove_entries(store: Store, batch: WriteBatch, table: int, index: Index) -> None:
-    """Add the removal of all entries of an index to the batch, and of the progress of its build."""
-    remove_all(store, batch, Family.INDEXES, keys.index_prefix(table, index.number))
+def stage_removal(tables: "Tables", tx: Transaction, table: Table, index: Index) -> None:
+    """Stage the removal of the entries of an index, and of the progress of its build."""
+    tables.removals.stage_index(tx, table.number, index.number)
     if index.state is IndexState.BUILDING:
-        batch.delete(Family.TABLES, BUILD_ROWS + _KEY.pack(table, index.number))
-
-
-def remove_all(store: Store, batch: WriteBatch, family: Family, prefix: bytes) -> None:
-    """Add the removal of all rows with a prefix to the batch.
-
-    A deleted range costs each read of the family until it is flushed, so few rows are removed one by one.
-    """
-    start, stop = keys.prefix_range(prefix)
-    few = [key for key, _ in islice(store.scan(family, start, stop), _FEW_ROWS + 1)]
-    if len(few) > _FEW_ROWS:
-        batch.delete_range(family, start, stop)
-        return
-    for key in few:
-        batch.delete(family, key)
+        tx.batch.delete(Family.TABLES, BUILD_ROWS + _KEY.pack(table.number, index.number))
 
 
 def _with_state(table: Table, index: Index, state: IndexState) -> Table:

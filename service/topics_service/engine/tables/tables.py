@@ -18,6 +18,7 @@ from topics_service.engine.tables.layers import LayeredReader
 from topics_service.engine.tables.model import Namespace, Table, TableName
 from topics_service.engine.tables.outcomes import Outcome
 from topics_service.engine.tables.pending import Pending
+from topics_service.engine.tables.removal import Removals
 from topics_service.engine.tables.runtime import DAMAGE, TableRuntime, unreadable
 from topics_service.engine.tables.selection import InTransaction, SelectStatement, SystemRows, no_system_rows
 from topics_service.engine.tables.transaction import Events, NoEvents, TableTransaction
@@ -71,6 +72,7 @@ class Tables:
         self.pending = Pending(writer)
         self.routing: Collector | None = None
         self.builds = Builds(self)
+        self.removals = Removals(writer)
         self.definitions = Definitions(self)
         self._runtimes: dict[int, TableRuntime] = {}
         self._open: ref[TableTransaction] | None = None
@@ -80,6 +82,7 @@ class Tables:
         """Recover the catalog; O(tables). Raises StoreOpenError, naming the row, for a damaged one."""
         self.catalog.load()
         self.builds.load()
+        self.removals.load()
 
     # ----------------------------------------------------------------- catalog
 
@@ -164,9 +167,10 @@ class Tables:
 
     # ------------------------------------------------------------------ upkeep
 
-    def build_indexes(self) -> bool:
-        """Fill indexes that are being built, one slice; return True if there is more."""
-        return self.builds.step()
+    def upkeep(self) -> bool:
+        """Fill indexes that are being built, and remove what was dropped: one slice; return True if there is more."""
+        more = self.removals.step()
+        return self.builds.step() or more
 
     def built(self, definition: plans.CreateIndex) -> Generator[None, None, int]:
         """Wait in slices until the index of a definition is ready; return the ticket to wait for.
@@ -188,8 +192,8 @@ class Tables:
         return transaction is not None and transaction.is_open
 
     def runtime(self, table: Table) -> TableRuntime:
-        """The compiled form of a table. Raises `table_not_found`, and `transaction_error` (40001) for a plan of
-        before a definition: bind the statement again."""
+        """The compiled form of a table as it is written. Raises `table_not_found`, and `transaction_error` (40001) for
+        a plan of before a definition: bind the statement again."""
         number = table.number
         found = self._runtimes.get(number)
         if found is not None and found.table is table:
@@ -203,6 +207,19 @@ class Tables:
             found = self._runtimes[number] = TableRuntime(today, self.environment)
             found.is_routed = bool(self.newest.routes(number))
         return found
+
+    def _for_reading(self, source: plans.TableSource) -> TableRuntime:
+        """The compiled form of a table for a query: as it was where a definition that removes what the query needs is
+        not durable yet."""
+        table, access = source.table, source.access
+        today, view = self.newest.tables.get(table.number), self.schema.tables.get(table.number)
+        if view is not None and view is not today:
+            index = access.index if isinstance(access, plans.Scan) else None
+            if today is None or (
+                today.versions == view.versions and index not in (None, *(each.number for each in today.indexes))
+            ):
+                return TableRuntime(view, self.environment)
+        return self.runtime(table)
 
     def compiled(self, action: plans.Query | plans.Change) -> execution.Statement:
         """The compiled form of a plan. Raises as `runtime`."""
@@ -232,7 +249,7 @@ class Tables:
 
     def _select(self, action: plans.Select) -> SelectStatement:
         source = action.source
-        runtime = self.runtime(source.table) if isinstance(source, plans.TableSource) else None
+        runtime = self._for_reading(source) if isinstance(source, plans.TableSource) else None
         return SelectStatement(action, runtime, self.environment)
 
     def _rerouted(self, numbers: Iterable[int]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from topics_service.engine.tables import catalog, compilation, references, topic_catalog
 from topics_service.engine.tables.indexing import BUILD_ROWS
 from topics_service.engine.tables.model import DEFAULT_NAMESPACE, IndexState, Namespace, Route, Table, TableName
+from topics_service.engine.tables.removal import REMOVED_ROWS
 from topics_service.engine.tables.runtime import TableRuntime
 from topics_service.engine.tables.scalars import Environment
 from topics_service.engine.verify.findings import DECODING, Findings, Kind
@@ -31,6 +32,8 @@ class Definitions:
         self.unread: set[int] = set()
         """The numbers of tables whose definitions are not sound."""
         self.namespaces: set[str] = {DEFAULT_NAMESPACE}
+        self.removed: set[bytes] = set()
+        """Prefixes of the rows and entries that have to go: of tables and indexes that were dropped."""
         self.is_whole = True
         """True if all rows could be read."""
         self.environment = Environment()
@@ -46,6 +49,7 @@ class Definitions:
         self._each(rows, topic_catalog.ROUTE_ROWS, "route", lambda key, value: self._route(key, value, known))
         self._each(rows, topic_catalog.ALIAS_ROWS, "alias", lambda key, value: self._alias(key, value, known))
         self._each(rows, BUILD_ROWS, "build", self._build)
+        self._each(rows, REMOVED_ROWS, "removal", self._removal)
         self._each(rows, catalog.USER_ROWS, "user", lambda _key, _value: True)
         for key in rows:
             self._report("damaged", f"the definition {key.hex()} is of no known kind", None)
@@ -145,6 +149,16 @@ class Definitions:
             return False
         if value[:8] != keys.u64(table):
             raise ValueError("it is no key of a row of the table")
+        return True
+
+    def _removal(self, key: bytes, value: bytes) -> bool:
+        prefix = key[len(REMOVED_ROWS) :]
+        if value or len(prefix) not in (8, _BUILD.size):
+            raise ValueError("it is no removal")
+        runtime = self.tables.get(keys.read_u64(prefix))
+        if runtime is not None and (len(prefix) == 8 or any(part.prefix == prefix for part in runtime.indexes)):
+            raise ValueError("it is of a table or an index that exists")
+        self.removed.add(prefix)
         return True
 
 

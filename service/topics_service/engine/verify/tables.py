@@ -146,7 +146,8 @@ class TablesAudit:
 
     def _strange(self, number: int, text: str) -> None:
         """Report what belongs to no table, unless definitions that can't be read explain it."""
-        if self._definitions.is_whole and number not in self._definitions.unread:
+        definitions = self._definitions
+        if definitions.is_whole and number not in definitions.unread and keys.u64(number) not in definitions.removed:
             self._few.report("orphan", "rows and entries", text, None)
 
     def _damaged(self, family: Family, damage: Damage) -> None:
@@ -179,7 +180,7 @@ class TablesAudit:
                 part = None if runtime is None else _part(runtime, name[1])
                 if runtime is None:
                     self._strange(name[0], f"the entries of table {name[0]} belong to no table")
-                elif part is None:
+                elif part is None and key[:_PREFIX] not in self._definitions.removed:
                     text = f"the entries of index {name[1]} belong to no index"
                     self._few.report("orphan", text, text, runtime.table.table_id)
             if runtime is None or part is None:
