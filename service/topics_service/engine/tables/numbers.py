@@ -30,6 +30,8 @@ _WORDS: Final = {
     "-inf": -math.inf, "-infinity": -math.inf,
 }  # fmt: skip
 _FLOAT32: Final = struct.Struct("<f")
+_LEAST_NORMAL: Final = 2.0**-126
+"""The least REAL with all of its digits."""
 _DIGITS_OF_BASE: Final = 4  # PostgreSQL holds numbers in digits of base 10000, and its scale of a quotient shows it
 _QUOTIENT_DIGITS: Final = 16
 
@@ -152,7 +154,8 @@ def float_text(value: float, kind: Kind) -> str:
     if not math.isfinite(value):
         return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
     if kind is Kind.REAL:
-        text = next((t for t in (f"{value:.{digits}g}" for digits in range(6, 9)) if _same(t, value)), f"{value:.9g}")
+        least = 6 if abs(value) >= _LEAST_NORMAL else 1
+        text = next((t for t in (f"{value:.{d}g}" for d in range(least, 9)) if _same(t, value)), f"{value:.9g}")
         return _plain(text, 6)
     return _plain(repr(value), 15)
 
