@@ -61,7 +61,7 @@ class JoinedInserts:
                 steps = transaction.run_many(action, [row.parameters for row in rows])
                 while True:
                     try:
-                        next(steps)  # a few rows: nobody else has a turn
+                        next(steps)  # a few rows: no other call has its turn before
                     except StopIteration as done:
                         returned: Sequence[Sequence[Value]] = done.value.rows
                         break
