@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from table_support import TableWorld, at_write, column, finished, literal, table
 from test_table_model import check_entries
@@ -356,3 +357,22 @@ def test_every_definition_of_tables_has_a_handler() -> None:
         plans.SetTopicOptions,
     }  # fmt: skip
     assert set(definitions._RUN) == set(plans.Definition.__args__) - topics  # type: ignore[attr-defined]
+
+
+def test_rows_on_disk_are_as_they_were() -> None:
+    world = TableWorld()
+    world.sql("CREATE TABLE t (id INT, a TEXT, b INT, PRIMARY KEY (id, a)); CREATE INDEX i ON t (b)")
+    world.sql("INSERT INTO t VALUES (1, 'x', -2), (2, 'y', NULL)")
+    number = bytes(7) + b"\1"
+    one, two = b"\1\x80" + bytes(6) + b"\1\1x\0\1", b"\1\x80" + bytes(6) + b"\2\1y\0\1"
+    assert dict(world.store.scan(Family.ROWS, b"", b"\xff" * 40)) == {
+        number + one: b"\0\0" + msgspec.msgpack.encode([1, "x", -2]),
+        number + two: b"\0\0" + msgspec.msgpack.encode([2, "y", None]),
+    }
+    assert dict(world.store.scan(Family.INDEXES, b"", b"\xff" * 40)) == {
+        number + b"\0\0\0\1\1\x7f" + b"\xff" * 6 + b"\xfe" + one: b"\0\x0d",
+        number + b"\0\0\0\1\0" + two: b"\0\x0d",
+    }
+    value = world.store.get(Family.TABLES, b"table\0" + number)
+    assert value is not None
+    assert (value[:1], msgspec.msgpack.decode(value[1:])["name"]) == (b"\1", "t")

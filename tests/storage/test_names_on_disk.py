@@ -26,6 +26,24 @@ from topics_service.engine.offsets.positions import GroupRow
 from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.jobs import ClaimRequest
 from topics_service.engine.router.router import RouterConfig, RouterRow
+from topics_service.engine.tables import catalog, indexing, removal, topic_catalog
+from topics_service.engine.tables.expressions import (
+    Binary,
+    Call,
+    Case,
+    Cast,
+    Column,
+    InList,
+    IsNull,
+    IsTruth,
+    JsonGet,
+    Like,
+    Literal,
+    Parameter,
+    Unary,
+)
+from topics_service.engine.tables.model import Alias, Check, ColumnSchema, Index, Namespace, Route, Table
+from topics_service.engine.tables.types import Type
 from topics_service.engine.topic import TopicRow
 from topics_service.storage import clean_shutdown, keys, manifest, repair_swap, verify
 from topics_service.storage.rocks import RocksStore
@@ -102,6 +120,34 @@ STORED: list[tuple[type[msgspec.Struct], bool, str]] = [
         True,
         "member_id instance_id rack client rebalance_ms names regex assignor epoch previous assigned revoking target",
     ),
+    (
+        Table,
+        False,
+        (
+            "number namespace name columns primary_key versions next_column next_index indexes checks durability "
+            "placement created_ms"
+        ),
+    ),
+    (ColumnSchema, False, "id name type not_null default default_text initial"),
+    (Type, False, "kind length precision scale"),
+    (Check, False, "name expression text"),
+    (Index, False, "number name columns unique state constraint"),
+    (Namespace, False, "name placement created_ms"),
+    (Route, False, "topic table op mode filter filter_text partition_by partition_text tombstones"),
+    (Alias, False, "name topic"),
+    (Literal, False, "value type"),
+    (Column, False, "column type side"),
+    (Parameter, False, "number type"),
+    (Unary, False, "op operand type"),
+    (Binary, False, "op left right type"),
+    (IsNull, False, "operand negated"),
+    (IsTruth, False, "operand truth negated"),
+    (InList, False, "operand items negated"),
+    (Like, False, "operand pattern ignore_case negated escape"),
+    (Case, False, "branches otherwise type"),
+    (Cast, False, "operand type"),
+    (JsonGet, False, "operand key type"),
+    (Call, False, "function arguments type"),
     (archive.Line, False, "id first"),
     (end_mark._Facts, False, "boot first first_seq starting manifest"),
     (backup_manifest.File, False, "name size sha256"),
@@ -188,6 +234,15 @@ def test_files_of_damage_and_repair(tmp_path: Path) -> None:
 def test_stored_fields(struct: type[msgspec.Struct], is_array: bool, fields: str) -> None:
     assert list(struct.__struct_encode_fields__) == fields.split()
     assert struct.__struct_config__.array_like is is_array
+
+
+def test_kinds_of_definitions() -> None:
+    assert catalog.NEXT_TABLE == b"next_table"
+    kinds = [
+        catalog.NAMESPACE_ROWS, catalog.TABLE_ROWS, catalog.USER_ROWS, topic_catalog.ROUTE_ROWS,
+        topic_catalog.ALIAS_ROWS, indexing.BUILD_ROWS, removal.REMOVED_ROWS,
+    ]  # fmt: skip
+    assert kinds == [b"namespace\0", b"table\0", b"user\0", b"route\0", b"alias\0", b"build\0", b"removed\0"]
 
 
 def test_tags_of_memberships() -> None:
