@@ -93,6 +93,8 @@ def test_an_error_in_a_filter_refuses_the_write_and_names_the_route() -> None:
     assert "chat.messages" in error.message
     assert len(at.events("t")) == 0
     assert list(at.rows[1]) == [(1,)]
+    (route,) = at.engine.topic_catalog.routes(1)
+    assert at.engine.routing.counts(route).evaluated == 1, "of the row that was written"
 
 
 def test_a_key_of_several_columns_is_json_and_a_long_one_is_no_tag() -> None:
@@ -250,6 +252,8 @@ def test_savepoints_forget_the_events_after_them() -> None:
         tx.commit()
     assert [event.data["id"] for event in at.events("t")] == [1, 3]
     assert at.events("u") == []
+    counted = [at.engine.routing.counts(route) for route in at.engine.topic_catalog.routes(1)]
+    assert [(counts.matched, counts.evaluated) for counts in counted] == [(2, 2), (0, 0)]
 
 
 def test_events_of_a_topic_that_was_deleted_meanwhile_are_left_out() -> None:

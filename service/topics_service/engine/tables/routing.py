@@ -45,23 +45,43 @@ Values = Callable[[Row, Row | None, Sequence[Value]], list[Value]]
 
 
 class Counts:
-    """Numbers of changes that a route has looked at and that it let through, since it was made.
+    """Numbers of changes that a route has looked at and that it let through, since it was made: of those that were
+    committed. They are stored with each commit."""
 
-    They are stored with the commit of each change, so that a kill loses only those of writes that were refused.
-    """
-
-    __slots__ = ("evaluated", "key", "matched", "stored")
+    __slots__ = ("evaluated", "key", "matched")
 
     def __init__(self, key: bytes, evaluated: int = 0, matched: int = 0) -> None:
-        self.key = key
-        self.evaluated = self.stored = evaluated
+        self.key = key  # empty once the route is dropped
+        self.evaluated = evaluated
         self.matched = matched
 
+
+class _Tally:
+    """Numbers of one transaction, to be added to those of a route. Implements Change."""
+
+    __slots__ = ("counts", "evaluated", "matched")
+
+    def __init__(self, counts: Counts) -> None:
+        self.counts = counts
+        self.evaluated = 0
+        self.matched = 0
+
     def stage(self, tx: Transaction) -> None:
-        """Stage the counters, if they are others now and the route is still there."""
-        if self.evaluated != self.stored and self.key:
-            self.stored = self.evaluated
-            tx.batch.put(Family.TABLES, self.key, encode_counts(self.evaluated, self.matched))
+        """Stage the sums."""
+        counts = self.counts
+        if self.evaluated and counts.key:
+            row = encode_counts(counts.evaluated + self.evaluated, counts.matched + self.matched)
+            tx.batch.put(Family.TABLES, counts.key, row)
+            tx.stage(self)
+
+    def publish(self, ticket: int) -> int:
+        """See Change."""
+        self.counts.evaluated += self.evaluated
+        self.counts.matched += self.matched
+        return 0
+
+    def undo(self) -> None:
+        """See Change."""
 
 
 class Routing:
@@ -144,13 +164,12 @@ def _identity(route: Route) -> tuple[int, int, Op]:
 class Events:
     """The records that the changes of one transaction become, in the order of the changes."""
 
-    __slots__ = ("_compiled", "_count", "_routing", "_tables", "_topics", "nbytes")
+    __slots__ = ("_count", "_routing", "_steps", "_topics", "nbytes")
 
     def __init__(self, routing: Routing) -> None:
         self._routing = routing
         self._topics: dict[int, _TopicEvents] = {}
-        self._tables: dict[int, _TableRoutes] = {}
-        self._compiled: _TableRoutes | None = None  # of the change before
+        self._steps: dict[int, _Steps] = {}  # by the id of their routes
         self._count = 0
         self.nbytes = 0
         """The bytes of the payloads so far."""
@@ -164,18 +183,18 @@ class Events:
         compiled = self._routing.compiled(table)
         if compiled is None:
             return
-        if compiled is not self._compiled:
-            self._compiled = self._tables[table.number] = compiled
         routes = compiled.insert if op is Op.INSERT else compiled.update if op is Op.UPDATE else compiled.delete
+        steps = self._steps.get(id(routes))
+        if steps is None:
+            steps = self._steps[id(routes)] = _Steps(routes, [(route, _Tally(route.counts)) for route in routes])
         row = old if new is None else new
         assert row is not None, "one of them is there"
         key: bytes | None = None
         full: bytes | None = None
         tag: bytes | None = None
         tagged = False
-        for route in routes:
-            counts = route.counts
-            counts.evaluated += 1
+        for route, tally in steps.pairs:
+            tally.evaluated += 1
             matches = route.matches
             if matches is not None:
                 try:
@@ -186,7 +205,7 @@ class Events:
             topic = route.topic
             if topic is None:
                 continue
-            counts.matched += 1
+            tally.matched += 1
             mode = route.mode
             if route.tombstones and op is Op.DELETE:
                 data = _NULL
@@ -228,11 +247,19 @@ class Events:
     def mark(self) -> "Mark":
         """The events so far, to come back to with `reset`."""
         lengths = {number: [len(part.datas) for part in found.parts] for number, found in self._topics.items()}
-        return Mark(self.nbytes, self._count, lengths)
+        tallies = [
+            (tally, tally.evaluated, tally.matched) for steps in self._steps.values() for _, tally in steps.pairs
+        ]
+        return Mark(self.nbytes, self._count, lengths, tallies)
 
     def reset(self, mark: "Mark") -> None:
         """Forget the events since the mark."""
         self.nbytes, self._count = mark.nbytes, mark.events
+        for steps in self._steps.values():
+            for _, tally in steps.pairs:
+                tally.evaluated = tally.matched = 0
+        for tally, evaluated, matched in mark.tallies:
+            tally.evaluated, tally.matched = evaluated, matched
         for number in list(self._topics):
             lengths = mark.lengths.get(number)
             if lengths is None:
@@ -247,9 +274,9 @@ class Events:
         Nothing may happen between this call and the commit. Raises `topic_full`, `record_too_large` (more than a
         topic's whole cap) or `throttled` for any of the topics; then nothing is staged.
         """
-        for compiled in self._tables.values():
-            for counts in compiled.counts:
-                counts.stage(tx)
+        for steps in self._steps.values():
+            for _, tally in steps.pairs:
+                tally.stage(tx)
         if not self._topics:
             return False
         routing = self._routing
@@ -285,6 +312,14 @@ class Mark(NamedTuple):
     nbytes: int
     events: int
     lengths: dict[int, list[int]]
+    tallies: list[tuple[_Tally, int, int]]
+
+
+class _Steps(NamedTuple):
+    """The routes of one table and operation, each with its numbers in a transaction."""
+
+    routes: "tuple[_Route, ...]"
+    pairs: "list[tuple[_Route, _Tally]]"
 
 
 class _Append(NamedTuple):
@@ -326,11 +361,10 @@ class _TopicEvents:
 class _TableRoutes:
     """The compiled routes of a table."""
 
-    __slots__ = ("counts", "delete", "insert", "payloads", "table", "update")
+    __slots__ = ("delete", "insert", "payloads", "table", "update")
 
     def __init__(self, table: Table, routes: Sequence["_Route"]) -> None:
         self.table = table
-        self.counts = [route.counts for route in routes]
         self.payloads = Payloads(table)
         self.insert, self.update, self.delete = (
             tuple(route for route in routes if route.op is op) for op in (Op.INSERT, Op.UPDATE, Op.DELETE)
