@@ -155,6 +155,7 @@ def timestamp_text(micros: int) -> str:
     return f"{date_text(days)} {time_text(rest)}"
 
 
+@lru_cache(maxsize=256)
 def timestamp_iso(micros: int) -> str:
     """Write a timestamp in ISO 8601: `2026-01-31T13:05:00Z`."""
     days, rest = divmod(micros, DAY)

@@ -94,6 +94,15 @@ def decode_prefix(key: bytes, types: Sequence[Type], start: int = 0) -> tuple[li
 def encoder(types: tuple[Type, ...]) -> Callable[[Sequence[Value]], bytes]:
     """The function that makes keys of values of these types: `encode` for many keys."""
     codecs = [_codec(each).encode for each in types]
+    if codecs == [_integer]:
+        pack = _NUMBER.pack
+
+        def integer(values: Sequence[Any]) -> bytes:
+            (value,) = values
+            return _NULL if value is None else pack(1, value + _SIGN)
+
+        return integer
+
     if len(codecs) == 1:
         (only,) = codecs
 
