@@ -21,6 +21,7 @@ _OURS: Final = frozenset(
         "topics_proto",
         "topics_server",
         "topics_service",
+        "topics_sql",
     }
 )
 

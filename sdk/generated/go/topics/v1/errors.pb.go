@@ -137,7 +137,7 @@ const (
 	// HTTP 400, gRPC INVALID_ARGUMENT.
 	ErrorReason_ERROR_REASON_DIVISION_BY_ZERO ErrorReason = 33
 	// A transaction was not ended, failed before, or is asked for what it can't do. Detail: `sqlstate`, and the place.
-	// HTTP 400, gRPC FAILED_PRECONDITION.
+	// HTTP 400, gRPC INVALID_ARGUMENT.
 	ErrorReason_ERROR_REASON_TRANSACTION_ERROR ErrorReason = 34
 	// The table does not exist. Detail: `sqlstate`, and the place.
 	// HTTP 404, gRPC NOT_FOUND.
@@ -152,10 +152,10 @@ const (
 	// HTTP 404, gRPC NOT_FOUND.
 	ErrorReason_ERROR_REASON_INDEX_NOT_FOUND ErrorReason = 38
 	// A column that is NOT NULL would be null. Detail: `sqlstate`, and the place.
-	// HTTP 400, gRPC FAILED_PRECONDITION.
+	// HTTP 400, gRPC INVALID_ARGUMENT.
 	ErrorReason_ERROR_REASON_NOT_NULL_VIOLATION ErrorReason = 39
 	// A row would not pass a CHECK of its table. Detail: `sqlstate`, and the place.
-	// HTTP 400, gRPC FAILED_PRECONDITION.
+	// HTTP 400, gRPC INVALID_ARGUMENT.
 	ErrorReason_ERROR_REASON_CHECK_VIOLATION ErrorReason = 40
 	// A row with this key exists. Detail: `sqlstate`, and the place.
 	// HTTP 409, gRPC ALREADY_EXISTS.
@@ -173,7 +173,7 @@ const (
 	// HTTP 504, gRPC DEADLINE_EXCEEDED.
 	ErrorReason_ERROR_REASON_QUERY_TIMEOUT ErrorReason = 45
 	// A transaction or route would span placement groups. Detail: `sqlstate`, and the place.
-	// HTTP 400, gRPC FAILED_PRECONDITION.
+	// HTTP 400, gRPC INVALID_ARGUMENT.
 	ErrorReason_ERROR_REASON_CROSS_SHARD ErrorReason = 46
 	// The user does not exist. Detail: `sqlstate`, and the place.
 	// HTTP 404, gRPC NOT_FOUND.
@@ -421,7 +421,7 @@ const file_topics_v1_errors_proto_rawDesc = "" +
 	"httpStatus\x12\x1f\n" +
 	"\vgrpc_status\x18\x03 \x01(\tR\n" +
 	"grpcStatus\x12\x1c\n" +
-	"\tretryable\x18\x04 \x01(\bR\tretryable*\xfa\x1c\n" +
+	"\tretryable\x18\x04 \x01(\bR\tretryable*\xee\x1c\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12L\n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x1a*\xa2\xbb\x18&\n" +
@@ -491,9 +491,9 @@ const file_topics_v1_errors_proto_rawDesc = "" +
 	"\x1fERROR_REASON_FUNCTION_NOT_FOUND\x10 \x1a-\xa2\xbb\x18)\n" +
 	"\x12function_not_found\x10\x90\x03\x1a\x10INVALID_ARGUMENT\x12N\n" +
 	"\x1dERROR_REASON_DIVISION_BY_ZERO\x10!\x1a+\xa2\xbb\x18'\n" +
-	"\x10division_by_zero\x10\x90\x03\x1a\x10INVALID_ARGUMENT\x12S\n" +
-	"\x1eERROR_REASON_TRANSACTION_ERROR\x10\"\x1a/\xa2\xbb\x18+\n" +
-	"\x11transaction_error\x10\x90\x03\x1a\x13FAILED_PRECONDITION\x12E\n" +
+	"\x10division_by_zero\x10\x90\x03\x1a\x10INVALID_ARGUMENT\x12P\n" +
+	"\x1eERROR_REASON_TRANSACTION_ERROR\x10\"\x1a,\xa2\xbb\x18(\n" +
+	"\x11transaction_error\x10\x90\x03\x1a\x10INVALID_ARGUMENT\x12E\n" +
 	"\x1cERROR_REASON_TABLE_NOT_FOUND\x10#\x1a#\xa2\xbb\x18\x1f\n" +
 	"\x0ftable_not_found\x10\x94\x03\x1a\tNOT_FOUND\x12M\n" +
 	" ERROR_REASON_NAMESPACE_NOT_FOUND\x10$\x1a'\xa2\xbb\x18#\n" +
@@ -501,11 +501,11 @@ const file_topics_v1_errors_proto_rawDesc = "" +
 	"\x1cERROR_REASON_ROUTE_NOT_FOUND\x10%\x1a#\xa2\xbb\x18\x1f\n" +
 	"\x0froute_not_found\x10\x94\x03\x1a\tNOT_FOUND\x12E\n" +
 	"\x1cERROR_REASON_INDEX_NOT_FOUND\x10&\x1a#\xa2\xbb\x18\x1f\n" +
-	"\x0findex_not_found\x10\x94\x03\x1a\tNOT_FOUND\x12U\n" +
-	"\x1fERROR_REASON_NOT_NULL_VIOLATION\x10'\x1a0\xa2\xbb\x18,\n" +
-	"\x12not_null_violation\x10\x90\x03\x1a\x13FAILED_PRECONDITION\x12O\n" +
-	"\x1cERROR_REASON_CHECK_VIOLATION\x10(\x1a-\xa2\xbb\x18)\n" +
-	"\x0fcheck_violation\x10\x90\x03\x1a\x13FAILED_PRECONDITION\x12L\n" +
+	"\x0findex_not_found\x10\x94\x03\x1a\tNOT_FOUND\x12R\n" +
+	"\x1fERROR_REASON_NOT_NULL_VIOLATION\x10'\x1a-\xa2\xbb\x18)\n" +
+	"\x12not_null_violation\x10\x90\x03\x1a\x10INVALID_ARGUMENT\x12L\n" +
+	"\x1cERROR_REASON_CHECK_VIOLATION\x10(\x1a*\xa2\xbb\x18&\n" +
+	"\x0fcheck_violation\x10\x90\x03\x1a\x10INVALID_ARGUMENT\x12L\n" +
 	"\x1dERROR_REASON_UNIQUE_VIOLATION\x10)\x1a)\xa2\xbb\x18%\n" +
 	"\x10unique_violation\x10\x99\x03\x1a\x0eALREADY_EXISTS\x12H\n" +
 	"\x1bERROR_REASON_ALREADY_EXISTS\x10*\x1a'\xa2\xbb\x18#\n" +
@@ -515,9 +515,9 @@ const file_topics_v1_errors_proto_rawDesc = "" +
 	"\x1dERROR_REASON_RESULT_TOO_LARGE\x10,\x1a-\xa2\xbb\x18)\n" +
 	"\x10result_too_large\x10\x9d\x03\x1a\x12RESOURCE_EXHAUSTED\x12I\n" +
 	"\x1aERROR_REASON_QUERY_TIMEOUT\x10-\x1a)\xa2\xbb\x18%\n" +
-	"\rquery_timeout\x10\xf8\x03\x1a\x11DEADLINE_EXCEEDED\x12G\n" +
-	"\x18ERROR_REASON_CROSS_SHARD\x10.\x1a)\xa2\xbb\x18%\n" +
-	"\vcross_shard\x10\x90\x03\x1a\x13FAILED_PRECONDITION\x12C\n" +
+	"\rquery_timeout\x10\xf8\x03\x1a\x11DEADLINE_EXCEEDED\x12D\n" +
+	"\x18ERROR_REASON_CROSS_SHARD\x10.\x1a&\xa2\xbb\x18\"\n" +
+	"\vcross_shard\x10\x90\x03\x1a\x10INVALID_ARGUMENT\x12C\n" +
 	"\x1bERROR_REASON_USER_NOT_FOUND\x10/\x1a\"\xa2\xbb\x18\x1e\n" +
 	"\x0euser_not_found\x10\x94\x03\x1a\tNOT_FOUND\x12C\n" +
 	"\x16ERROR_REASON_NOT_A_LOG\x100\x1a'\xa2\xbb\x18#\n" +

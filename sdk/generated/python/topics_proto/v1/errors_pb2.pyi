@@ -167,7 +167,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_TRANSACTION_ERROR: _ErrorReason.ValueType  # 34
     """A transaction was not ended, failed before, or is asked for what it can't do. Detail: `sqlstate`, and the place.
-    HTTP 400, gRPC FAILED_PRECONDITION.
+    HTTP 400, gRPC INVALID_ARGUMENT.
     """
     ERROR_REASON_TABLE_NOT_FOUND: _ErrorReason.ValueType  # 35
     """The table does not exist. Detail: `sqlstate`, and the place.
@@ -187,11 +187,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_NOT_NULL_VIOLATION: _ErrorReason.ValueType  # 39
     """A column that is NOT NULL would be null. Detail: `sqlstate`, and the place.
-    HTTP 400, gRPC FAILED_PRECONDITION.
+    HTTP 400, gRPC INVALID_ARGUMENT.
     """
     ERROR_REASON_CHECK_VIOLATION: _ErrorReason.ValueType  # 40
     """A row would not pass a CHECK of its table. Detail: `sqlstate`, and the place.
-    HTTP 400, gRPC FAILED_PRECONDITION.
+    HTTP 400, gRPC INVALID_ARGUMENT.
     """
     ERROR_REASON_UNIQUE_VIOLATION: _ErrorReason.ValueType  # 41
     """A row with this key exists. Detail: `sqlstate`, and the place.
@@ -215,7 +215,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_CROSS_SHARD: _ErrorReason.ValueType  # 46
     """A transaction or route would span placement groups. Detail: `sqlstate`, and the place.
-    HTTP 400, gRPC FAILED_PRECONDITION.
+    HTTP 400, gRPC INVALID_ARGUMENT.
     """
     ERROR_REASON_USER_NOT_FOUND: _ErrorReason.ValueType  # 47
     """The user does not exist. Detail: `sqlstate`, and the place.
@@ -373,7 +373,7 @@ HTTP 400, gRPC INVALID_ARGUMENT.
 """
 ERROR_REASON_TRANSACTION_ERROR: ErrorReason.ValueType  # 34
 """A transaction was not ended, failed before, or is asked for what it can't do. Detail: `sqlstate`, and the place.
-HTTP 400, gRPC FAILED_PRECONDITION.
+HTTP 400, gRPC INVALID_ARGUMENT.
 """
 ERROR_REASON_TABLE_NOT_FOUND: ErrorReason.ValueType  # 35
 """The table does not exist. Detail: `sqlstate`, and the place.
@@ -393,11 +393,11 @@ HTTP 404, gRPC NOT_FOUND.
 """
 ERROR_REASON_NOT_NULL_VIOLATION: ErrorReason.ValueType  # 39
 """A column that is NOT NULL would be null. Detail: `sqlstate`, and the place.
-HTTP 400, gRPC FAILED_PRECONDITION.
+HTTP 400, gRPC INVALID_ARGUMENT.
 """
 ERROR_REASON_CHECK_VIOLATION: ErrorReason.ValueType  # 40
 """A row would not pass a CHECK of its table. Detail: `sqlstate`, and the place.
-HTTP 400, gRPC FAILED_PRECONDITION.
+HTTP 400, gRPC INVALID_ARGUMENT.
 """
 ERROR_REASON_UNIQUE_VIOLATION: ErrorReason.ValueType  # 41
 """A row with this key exists. Detail: `sqlstate`, and the place.
@@ -421,7 +421,7 @@ HTTP 504, gRPC DEADLINE_EXCEEDED.
 """
 ERROR_REASON_CROSS_SHARD: ErrorReason.ValueType  # 46
 """A transaction or route would span placement groups. Detail: `sqlstate`, and the place.
-HTTP 400, gRPC FAILED_PRECONDITION.
+HTTP 400, gRPC INVALID_ARGUMENT.
 """
 ERROR_REASON_USER_NOT_FOUND: ErrorReason.ValueType  # 47
 """The user does not exist. Detail: `sqlstate`, and the place.

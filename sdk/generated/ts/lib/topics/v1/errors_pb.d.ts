@@ -342,7 +342,7 @@ export enum ErrorReason {
 
   /**
    * A transaction was not ended, failed before, or is asked for what it can't do. Detail: `sqlstate`, and the place.
-   * HTTP 400, gRPC FAILED_PRECONDITION.
+   * HTTP 400, gRPC INVALID_ARGUMENT.
    *
    * @generated from enum value: ERROR_REASON_TRANSACTION_ERROR = 34;
    */
@@ -382,7 +382,7 @@ export enum ErrorReason {
 
   /**
    * A column that is NOT NULL would be null. Detail: `sqlstate`, and the place.
-   * HTTP 400, gRPC FAILED_PRECONDITION.
+   * HTTP 400, gRPC INVALID_ARGUMENT.
    *
    * @generated from enum value: ERROR_REASON_NOT_NULL_VIOLATION = 39;
    */
@@ -390,7 +390,7 @@ export enum ErrorReason {
 
   /**
    * A row would not pass a CHECK of its table. Detail: `sqlstate`, and the place.
-   * HTTP 400, gRPC FAILED_PRECONDITION.
+   * HTTP 400, gRPC INVALID_ARGUMENT.
    *
    * @generated from enum value: ERROR_REASON_CHECK_VIOLATION = 40;
    */
@@ -438,7 +438,7 @@ export enum ErrorReason {
 
   /**
    * A transaction or route would span placement groups. Detail: `sqlstate`, and the place.
-   * HTTP 400, gRPC FAILED_PRECONDITION.
+   * HTTP 400, gRPC INVALID_ARGUMENT.
    *
    * @generated from enum value: ERROR_REASON_CROSS_SHARD = 46;
    */
