@@ -122,6 +122,8 @@ async def test_head_is_get_without_the_body(client: httpx.AsyncClient, path: str
 
 
 class BrokenApi:
+    sql = None
+
     def __init__(self, api: TopicsApi) -> None:
         self.metrics, self.observers = api.metrics, api.observers
 

@@ -63,7 +63,7 @@ async def test_a_state_with_queue_counters(settings: GatewaySettings, api: Topic
     from topics_service.engine.model import QueueCounters, TopicState
 
     class QueueApi:
-        metrics, observers = api.metrics, api.observers
+        metrics, observers, sql = api.metrics, api.observers, None
 
         async def get_topic(self, name: str, *, touch: bool, partition: int) -> TopicState:
             state = await api.get_topic(name, touch=touch, partition=partition)
@@ -150,7 +150,7 @@ async def test_not_ready(
     api: TopicsApi, settings: GatewaySettings, reason: str, code: str, detail: dict[str, Any] | None
 ) -> None:
     class Unready:
-        metrics, observers = api.metrics, api.observers
+        metrics, observers, sql = api.metrics, api.observers, None
 
         def ready(self) -> ReadyState:
             return ReadyState(ready=False, reason=reason, topics=0, replay_progress=0.5)
