@@ -367,6 +367,9 @@ async def test_rights_hold_for_the_topic_its_alias_and_the_group() -> None:
     ):  # fmt: skip
         for call in (at.consume(group, topic, principal=principal), at.ack(0, group, topic, principal=principal)):
             await refused(Reason.FORBIDDEN, call)
+    with pytest.raises(TopicsError) as error:
+        await at.consume("nick.g", "nick", principal=other)
+    assert "team" not in f"{error.value.message}{error.value.detail}", "a name that the caller did not give"
     assert not at.engine.groups.index.by_name
     for topic, principal in (("team.t", reading), ("nick", narrow)):
         assert len((await at.consume("team.g", topic, principal=principal)).messages) == 10

@@ -141,8 +141,8 @@ def _topic(engine: Engine, name: str, group: str | None, principal: Principal) -
     topic = engine.topic_catalog.find(name)
     if topic is None:
         raise topic_not_found(name)
-    if topic.name != name:
-        require(principal, Capability.CONSUME, (topic.name,))
+    if not principal.allows_name(topic.name):
+        raise sql_error(Reason.FORBIDDEN, "the topic of this alias is outside the prefixes of the caller", topic=name)
     if topic.config.type == "queue":
         message = f'topic "{topic.name}" is a queue: its jobs are claimed, not consumed'
         raise sql_error(Reason.NOT_A_LOG, message, topic=topic.name)
