@@ -57,6 +57,11 @@ class Tokens:
     def __init__(self, text: str, kinds: list[str], values: list[str], starts: "array[int]") -> None:
         self.text, self.kinds, self.values, self.starts = text, kinds, values, starts
 
+    def statements(self) -> int:
+        """The number of statements that a `;` ends."""
+        ends = [value == ";" and kind == OPERATOR for kind, value in zip(self.kinds, self.values, strict=True)]
+        return sum(end and place > 0 and not ends[place - 1] for place, end in enumerate(ends))
+
 
 def place_of(text: str, position: int) -> Place:
     """The line and column of a position."""
@@ -73,9 +78,21 @@ def refuse(
 def tokenize(text: str) -> Tokens:
     """Divide a text. Raises `syntax_error`, or `invalid_request` for one beyond the bounds."""
     _check_characters(text)
-    kinds: list[str] = []
-    values: list[str] = []
-    starts = array("l")
+    tokens = Tokens(text, [], [], array("l"))
+    try:
+        _scan(text, tokens.kinds, tokens.values, tokens.starts)
+    except TopicsError as error:
+        number = tokens.statements()
+        if number and isinstance(error.detail, dict):
+            error.detail["statement"] = number
+        raise
+    tokens.kinds += [END] * LOOKAHEAD
+    tokens.values += [""] * LOOKAHEAD
+    tokens.starts.extend([len(text)] * LOOKAHEAD)
+    return tokens
+
+
+def _scan(text: str, kinds: list[str], values: list[str], starts: "array[int]") -> None:
     position, size, depth = 0, len(text), 0
     match_at = TOKEN.match
     while position < size:
@@ -127,10 +144,6 @@ def tokenize(text: str) -> Tokens:
                 Reason.INVALID_REQUEST,
                 "54000",
             )
-    kinds += [END] * LOOKAHEAD
-    values += [""] * LOOKAHEAD
-    starts.extend([size] * LOOKAHEAD)
-    return Tokens(text, kinds, values, starts)
 
 
 def _check_characters(text: str) -> None:

@@ -1,27 +1,16 @@
 """Expressions are divided into operators and operands as sqlglot divides them, which reads other queries later."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sqlglot import exp
-from sqlglot.dialects.postgres import Postgres
-from sqlglot.tokens import TokenType
 
+from support.sqlglot_dialect import DIALECT
 from topics_service.engine.errors import TopicsError
 from topics_sql import syntax
 from topics_sql.grammar.statements import statements
 
-
-class WithoutDollarQuotes(Postgres):
-    """PostgreSQL's dialect, but that `$1,$2` is two parameters and not a string."""
-
-    class Tokenizer(Postgres.Tokenizer):
-        HEREDOC_STRINGS: ClassVar[list[str | tuple[str, str]]] = []
-        SINGLE_TOKENS: ClassVar[dict[str, TokenType]] = {**Postgres.Tokenizer.SINGLE_TOKENS, "$": TokenType.PARAMETER}
-
-
-DIALECT = WithoutDollarQuotes()
 BINARY = {
     exp.And: "and", exp.Or: "or", exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
     exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.DPipe: "||",

@@ -192,6 +192,22 @@ def test_other_refusals(schema: MemorySchema, text: str, reason: str, sqlstate: 
     assert refused(schema, text) == (reason, sqlstate, 1, column)
 
 
+def test_the_number_of_the_statement(schema: MemorySchema) -> None:
+    for text, number in (
+        ("SELECT 1; SELEC 2", 1),
+        ("SELECT 1;; ;SELECT nope; SELECT 3", 1),
+        ("SELEC 1; SELECT 2", 0),
+        ("SELECT 1; SELECT ';'; SELECT 'open", 2),
+        ("SELECT 1; SELECT 2 ?; SELECT 3", 1),
+        ("SELEC ';'", None),
+        ("SELECT nope", None),
+    ):
+        with pytest.raises(TopicsError) as caught:
+            schema.plans(text)
+        assert isinstance(caught.value.detail, dict)
+        assert caught.value.detail.get("statement") == number, text
+
+
 def test_a_parameter_of_another_statement_may_be_left_out(schema: MemorySchema) -> None:
     first, second = schema.plans("SELECT a FROM pairs WHERE b = $1; SELECT a FROM pairs WHERE b = $2")
     assert [each and each.kind.value for each in first.parameters] == ["INTEGER"]

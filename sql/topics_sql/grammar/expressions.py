@@ -280,7 +280,7 @@ def _word(cursor: Cursor, word: str, at: int) -> Tree:
     if word in BARE_FUNCTIONS:
         return _bare_function(cursor, word, at)
     if word == "interval" and after_kind == STRING:
-        raise cursor.unsupported("intervals are")
+        raise cursor.unsupported("INTERVAL (date_add() takes one as text) is")
     if word == "exists" and after == "(":
         raise cursor.unsupported("subqueries are")
     if word == "array" and after in ("[", "("):

@@ -72,7 +72,7 @@ def statements(text: str) -> list[Parsed]:
                 raise cursor.unexpected("the end of the statement")
             found.append(Parsed(tree, position))
     except TopicsError as error:
-        number_error(error, len(found), several=bool(found) or ";" in cursor.values[cursor.position :])
+        number_error(error, len(found), several=bool(found) or tokens.statements() > 0)
         raise
     if not found:
         raise refuse(text, 0, "the text has no statement")
