@@ -205,6 +205,18 @@ def test_cascades(world: TableWorld) -> None:
     assert error.value.reason.code == "namespace_not_found"
 
 
+def test_a_namespace_with_a_topic_is_dropped_with_cascade_only_and_the_topic_stays(world: TableWorld) -> None:
+    world.sql("CREATE NAMESPACE logs; CREATE TOPIC logs.all; CREATE TOPIC logsother.all")
+    with pytest.raises(TopicsError) as error:
+        world.sql("DROP NAMESPACE logs")
+    assert error.value.reason.code == "dependent_objects"
+    assert error.value.detail is not None
+    assert error.value.detail["dependents"] == ["logs.all"]
+    world.sql("DROP NAMESPACE logs CASCADE")
+    assert world.engine.get_topic("logs.all").head_seq == 0
+    assert world.tables.newest.namespace("logs") is None
+
+
 def test_truncate(world: TableWorld) -> None:
     world.sql("CREATE TABLE t (id INT PRIMARY KEY, a INT UNIQUE); CREATE TABLE u (id INT PRIMARY KEY)")
     world.sql(f"INSERT INTO t VALUES {', '.join(f'({n}, {n})' for n in range(20))}; INSERT INTO u VALUES (1)")

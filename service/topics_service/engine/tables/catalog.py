@@ -54,6 +54,14 @@ class TopicNames(Protocol):
         """Stage the removal of routes."""
         ...
 
+    def in_namespace(self, namespace: str, limit: int) -> list[str]:
+        """The names of the first topics of a namespace."""
+        ...
+
+    def name_of(self, topic: int) -> str:
+        """The name of a topic that has routes."""
+        ...
+
 
 class NoTopics:
     """Implements TopicNames where there are none."""
@@ -71,6 +79,14 @@ class NoTopics:
 
     def stage_without(self, tx: Transaction, routes: Sequence[Route]) -> None:
         """See TopicNames."""
+
+    def in_namespace(self, namespace: str, limit: int) -> list[str]:
+        """See TopicNames."""
+        return []
+
+    def name_of(self, topic: int) -> str:
+        """See TopicNames."""
+        return ""
 
 
 class CatalogView:

@@ -32,6 +32,7 @@ from topics_service.storage.store import Family
 if TYPE_CHECKING:
     from topics_service.engine.tables.tables import Tables
 
+_DEPENDENTS: Final = 100
 MAX_COLUMNS: Final = 1600
 MAX_INDEXES: Final = 64
 MAX_CHECKS: Final = 1000
@@ -94,16 +95,18 @@ class Definitions:
             return tx.commit()
 
     def drop_namespace(self, definition: plans.DropNamespace) -> int:
-        """DROP NAMESPACE, with CASCADE its tables too; topics and their messages stay."""
+        """DROP NAMESPACE, with CASCADE its tables too. Topics then stay, as those of no namespace do."""
         name, state = definition.name, self._catalog.state
         if state.namespace(name) is None:
             raise sql_error(Reason.NAMESPACE_NOT_FOUND, f'namespace "{name}" does not exist', namespace=name)
         if name == DEFAULT_NAMESPACE:
             raise sql_error(Reason.DEPENDENT_OBJECTS, f'namespace "{name}" is always there', namespace=name)
         tables = state.in_namespace(name)
-        if tables and not definition.cascade:
-            names = sorted(table.table_id for table in tables)[:100]
-            message = f'namespace "{name}" has tables: {", ".join(names[:5])}; drop them, or use CASCADE'
+        names = [*sorted(table.table_id for table in tables), *state.topics.in_namespace(name, _DEPENDENTS)][
+            :_DEPENDENTS
+        ]
+        if names and not definition.cascade:
+            message = f'namespace "{name}" has tables or topics: {", ".join(names[:5])}; drop them, or use CASCADE'
             raise sql_error(Reason.DEPENDENT_OBJECTS, message, namespace=name, dependents=names)
         with Transaction(self._tables.writer) as tx:
             edit = self._catalog.edit(tx)
@@ -395,7 +398,7 @@ class Definitions:
         return sql_error(Reason.DEPENDENT_OBJECTS, message, table=table.table_id, dependents=dependents)
 
     def _named(self, route: Route) -> str:
-        return f"route of {route.op.value} into topic {route.topic}"
+        return f"route of {route.op.value} into topic {self._catalog.state.topics.name_of(route.topic)}"
 
 
 def _check_namespace(name: str) -> None:

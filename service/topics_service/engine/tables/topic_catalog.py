@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -161,6 +162,10 @@ class TopicCatalog:
         """The topic of a route or an alias, if it is still there."""
         return self._by_number.get(number)
 
+    def name_of(self, topic: int) -> str:
+        """The name of a topic that has a route or an alias."""
+        return self._by_number[topic].name
+
     def topic(self, name: str) -> TopicName | None:
         """See TopicNames and Schema."""
         topic = self.find(name)
@@ -172,6 +177,10 @@ class TopicCatalog:
         if topic is None:
             topic = self._by_number.get(self._aliases.get(name, 0))
         return None if topic is None or self._topics.unsynced(topic) else topic
+
+    def in_namespace(self, namespace: str, limit: int) -> list[str]:
+        """The names of the first topics whose names begin with the namespace, in order."""
+        return list(islice(self._topics.under([f"{namespace}."]), limit))
 
     def is_taken(self, name: str) -> bool:
         """Return whether a topic or an alias has this name."""
