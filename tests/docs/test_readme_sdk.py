@@ -26,6 +26,15 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         yield others | {"TOPICS_URL": f"topics://{server.grpc_target}", "PYTHONWARNINGS": "error"}
 
 
+def test_the_example_of_tables(env: dict[str, str]) -> None:
+    part = (ROOT / "README.md").read_text().partition("## Tables\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"^```python\n(.*?)^```", part, re.DOTALL | re.MULTILINE)
+    done = subprocess.run(
+        [sys.executable, "-c", block], env=env, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "Insert hello\n"), done.stderr
+
+
 def test_ten_lines_of_python_and_the_commands_behind_them(env: dict[str, str], tmp_path: Path) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```", PART, re.DOTALL | re.MULTILINE)
     assert len([line for line in block.splitlines() if line]) <= 10
