@@ -214,7 +214,7 @@ class Log:
         if config.durability == "ephemeral":
             s.volatile_from = s.volatile_from or s.head + 1
             home = change.volatile = self._memory.batch()
-        tx.stage(change)
+        tx.stage_log(change)
         staged = self.blocks.staged = change.blocks
         for block in blocks:
             s.head += block.count
@@ -257,7 +257,7 @@ class Log:
         With `hold` the change waits for an fsync in every class.
         """
         change = _Change(self, s, config, hold=hold)
-        tx.stage(change)
+        tx.stage_log(change)
         self._stage(tx, change, chunks)
 
     def delete(
@@ -409,8 +409,6 @@ class Log:
                 change.reserve = s.head + step
                 disk.put(Family.CEILINGS, keys.u64(self.log_id), keys.u64(change.reserve))
             change.hold = change.hold or (s.head > self.ceiling and s.head > self.state.head)
-        change.tx = tx
-        tx.is_held = tx.is_held or change.hold or change.config.durability == "fsync" or bool(self._pending)
         s.deletes, forgotten = s.deletes.forget_below(s.earliest)
         covered: tuple[Gap, ...] = ()
         if s.gaps and s.gaps[0].stop < s.evict_floor:
@@ -444,7 +442,7 @@ class Log:
             self._reserved, self._reserved_ticket = change.reserve, ticket
             self._writer.promote_with(self.log_id, self._promote)
             self._writer.request_sync(ticket)
-        if change.hold or change.config.durability == "fsync" or self._pending or change.is_joined:
+        if change.waits:
             if self._pending is _NO_CHANGES:
                 self._pending = deque()
             self._pending.append((ticket, s))
@@ -492,7 +490,7 @@ class Log:
 class _Change:
     """A log's part of a transaction: the state `s` on its way to become `Log.state`."""
 
-    __slots__ = ("blocks", "config", "hold", "log", "reserve", "s", "tx", "volatile")
+    __slots__ = ("blocks", "config", "hold", "log", "reserve", "s", "volatile")
 
     def __init__(self, log: Log, s: Snapshot, config: TopicConfig, *, hold: bool = False) -> None:
         self.log = log
@@ -502,12 +500,11 @@ class _Change:
         self.hold = hold
         self.volatile: WriteBatch | None = None  # rows of blocks kept in memory
         self.reserve = 0  # the new ceiling, if it is raised
-        self.tx: Transaction | None = None
 
     @property
-    def is_joined(self) -> bool:
-        """Return whether it waits for an fsync because another change of its transaction does."""
-        return self.tx is not None and self.tx.is_joint and self.tx.is_held
+    def waits(self) -> bool:
+        """See LogChange."""
+        return self.hold or self.config.durability == "fsync" or bool(self.log._pending)
 
     def publish(self, ticket: int) -> int:
         """See Change."""

@@ -18,6 +18,17 @@ class Change(Protocol):
         ...
 
 
+class LogChange(Change, Protocol):
+    """A change that is published by the durability class of a log; with `hold` after an fsync in any class."""
+
+    hold: bool
+
+    @property
+    def waits(self) -> bool:
+        """Return whether it will be published after an fsync."""
+        ...
+
+
 class Transaction:
     """Stage changes, then `commit`. Without a commit nothing is written.
 
@@ -29,31 +40,36 @@ class Transaction:
     Each log may be staged once. Its state must not change between staging and commit.
     """
 
-    __slots__ = ("_changes", "_writer", "batch", "is_held", "is_joint", "ticket")
+    __slots__ = ("_changes", "_logs", "_writer", "batch", "ticket")
 
     def __init__(self, writer: Writer) -> None:
         """Begin a transaction. Raises `internal` when the server is read-only."""
         self._writer = writer
         self.batch = writer.begin()
         self._changes: list[Change] = []
+        self._logs: list[LogChange] = []
         self.ticket = 0
         """The ticket of the write itself, in every durability class; 0 before `commit`."""
-        self.is_held = False
-        """A staged log is published after an fsync."""
-        self.is_joint = False
 
     def stage(self, change: Change) -> None:
         """Add a change whose rows are in the batch."""
         self._changes.append(change)
+
+    def stage_log(self, change: LogChange) -> None:
+        """Add the change of a log."""
+        self._changes.append(change)
+        self._logs.append(change)
 
     def join(self, *, hold: bool) -> bool:
         """Publish all staged logs together: after an fsync with `hold`, or if one of them waits for it anyway.
 
         Return whether they will wait. Call it once everything is staged.
         """
-        self.is_joint = True
-        self.is_held = self.is_held or hold
-        return self.is_held
+        if not hold and not any(change.waits for change in self._logs):
+            return False
+        for change in self._logs:
+            change.hold = True
+        return True
 
     def commit(self) -> int:
         """Write everything; return the ticket that the acknowledgement must wait for, 0 for none.
