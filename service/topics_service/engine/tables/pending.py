@@ -36,6 +36,8 @@ class Pending:
 
     def ticket(self, tables: Iterable[int]) -> int:
         """The ticket that a reply about the newest rows of tables must wait for; 0 if they are durable."""
+        if not self._commits:
+            return 0
         return max((self._of_table[table][-1].ticket for table in tables if table in self._of_table), default=0)
 
     def add(self, ticket: int, tables: Iterable[int], rows: Before, entries: Before) -> None:

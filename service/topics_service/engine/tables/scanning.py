@@ -21,15 +21,23 @@ class Found(NamedTuple):
     row: Row
 
 
+NO_ROW: Row = []
+"""In the place of a row that nobody looks at."""
+
 Open = Callable[[Reader, Sequence[Value]], Iterator[Found]]
 """Begins to read, with these parameters."""
 
 
-def compiled(runtime: TableRuntime, access: plans.Scan | plans.Lookup) -> Open:
-    """Compile an access. It yields each row once."""
+def compiled(runtime: TableRuntime, access: plans.Scan | plans.Lookup, *, decode: bool = True) -> Open:
+    """Compile an access. It yields each row once; without `decode` only keys count."""
+    read = runtime.read if decode else _unread
     if isinstance(access, plans.Lookup):
-        return _lookup(runtime, access)
-    return _scan(runtime, access)
+        return _lookup(runtime, access, read)
+    return _scan(runtime, access, read)
+
+
+def _unread(_stored: bytes) -> Row:
+    return NO_ROW
 
 
 def is_point(access: plans.Scan | plans.Lookup) -> bool:
@@ -37,9 +45,9 @@ def is_point(access: plans.Scan | plans.Lookup) -> bool:
     return isinstance(access, plans.Lookup) and len(access.keys) <= 1
 
 
-def _lookup(runtime: TableRuntime, access: plans.Lookup) -> Open:
+def _lookup(runtime: TableRuntime, access: plans.Lookup, read: Callable[[bytes], Row]) -> Open:
     compiled_keys = [[runtime.compile(value) for value in key] for key in access.keys]
-    prefix, encode, read = runtime.prefix, runtime.encode_key, runtime.read
+    prefix, encode = runtime.prefix, runtime.encode_key
 
     def one(reader: Reader, parameters: Sequence[Value]) -> Iterator[Found]:
         values = [value((), None, parameters) for value in compiled_keys[0]]
@@ -63,10 +71,10 @@ def _lookup(runtime: TableRuntime, access: plans.Lookup) -> Open:
     return one if len(compiled_keys) == 1 else several
 
 
-def _scan(runtime: TableRuntime, access: plans.Scan) -> Open:
+def _scan(runtime: TableRuntime, access: plans.Scan, read: Callable[[bytes], Row]) -> Open:
     index = None if access.index is None else runtime.index(access.index)
     between = _bounds(runtime, index, access)
-    reverse, read, prefix = access.reverse, runtime.read, runtime.prefix
+    reverse, prefix = access.reverse, runtime.prefix
 
     def rows(reader: Reader, parameters: Sequence[Value]) -> Iterator[Found]:
         bounds = between(parameters)
@@ -81,6 +89,9 @@ def _scan(runtime: TableRuntime, access: plans.Scan) -> Open:
             scan = reader.scan_back if reverse else reader.scan
             for entry, length in scan(Family.INDEXES, *bounds):
                 key = key_of_entry(prefix, entry, length)
+                if read is _unread:
+                    yield Found(key, length, NO_ROW)
+                    continue
                 stored = reader.get(Family.ROWS, key)
                 if stored is not None:
                     yield Found(key, stored, read(stored))

@@ -57,7 +57,8 @@ class SelectStatement:
 
         if isinstance(action.source, plans.TableSource):
             assert runtime is not None
-            self._open = scanning.compiled(runtime, action.source.access)
+            decode = not action.count or action.filter is not None
+            self._open = scanning.compiled(runtime, action.source.access, decode=decode)
             self.is_point = scanning.is_point(action.source.access)
         self._matches = (
             None if action.filter is None else compilation.compile_filter(action.filter, places, environment)

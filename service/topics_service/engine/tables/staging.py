@@ -40,14 +40,20 @@ class Staged:
     `rows_before` and `entries_before` have the values there."""
 
     __slots__ = (
-        "_entry_order", "_get", "_holders", "_row_order", "_store", "entries", "entries_before", "nbytes", "rows",
+        "_get", "_holders", "_orders", "_store", "entries", "entries_before", "nbytes", "rows",
         "rows_before",
     )  # fmt: skip
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._get = store.get
-        self._restore(Mark({}, {}, {}, {}, {}, 0))
+        self.rows: Changes = {}
+        self.entries: Changes = {}
+        self.rows_before: Changes = {}
+        self.entries_before: Changes = {}
+        self._holders: Changes = {}
+        self.nbytes = 0
+        self._orders: dict[Family, KeyOrder] = {}
 
     # ------------------------------------------------------------------- reading
 
@@ -57,7 +63,10 @@ class Staged:
 
     def keys(self, family: Family, start: bytes, stop: bytes) -> Sequence[bytes]:
         """See Layer."""
-        return (self._row_order if family is Family.ROWS else self._entry_order).between(start, stop)
+        order = self._orders.get(family)
+        if order is None:
+            order = self._orders[family] = KeyOrder(self.rows if family is Family.ROWS else self.entries)
+        return order.between(start, stop)
 
     def stored(self, key: bytes) -> bytes | None:
         """A row as this transaction left it."""
@@ -169,13 +178,7 @@ class Staged:
 
     def reset(self, mark: Mark) -> None:
         """Forget the changes since the mark, which stays."""
-        self._restore(
-            Mark(
-                mark.rows.copy(), mark.entries.copy(), mark.rows_before.copy(), mark.entries_before.copy(),
-                mark.holders.copy(), mark.nbytes,
-            )
-        )  # fmt: skip
-
-    def _restore(self, mark: Mark) -> None:
-        self.rows, self.entries, self.rows_before, self.entries_before, self._holders, self.nbytes = mark
-        self._row_order, self._entry_order = KeyOrder(self.rows), KeyOrder(self.entries)
+        self.rows, self.entries = mark.rows.copy(), mark.entries.copy()
+        self.rows_before, self.entries_before = mark.rows_before.copy(), mark.entries_before.copy()
+        self._holders, self.nbytes = mark.holders.copy(), mark.nbytes
+        self._orders.clear()

@@ -3,12 +3,13 @@
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import islice
 from typing import Final, Protocol
 from weakref import ref
 
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.tables import execution, plans
+from topics_service.engine.tables import execution, plans, references
 from topics_service.engine.tables.catalog import Catalog, CatalogView, NoTopics, TopicNames
 from topics_service.engine.tables.definitions import Definitions
 from topics_service.engine.tables.errors import sql_error
@@ -29,6 +30,8 @@ from topics_service.storage.store import Reader
 
 _STATEMENTS: Final = 1024
 """Compiled statements that are kept, by the plan object."""
+_SMALL: Final = 500
+"""The most parts of a statement that is kept: values of rows, keys, nodes of a condition."""
 _STALE: Final = "40001"
 
 Steps = Generator[None, None, Outcome]
@@ -229,6 +232,8 @@ class Tables:
             if runtime is None or self._runtimes.get(runtime.table.number) is runtime:
                 return known[2]
         runtime, statement = self._compile(action)
+        if not _is_small(action):
+            return statement
         self._statements[id(action)] = action, runtime, statement
         self._statements.move_to_end(id(action))
         if len(self._statements) > _STATEMENTS:
@@ -260,6 +265,16 @@ class Tables:
     def _forget(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self._runtimes.pop(number, None)
+
+
+def _is_small(action: plans.Query | plans.Change) -> bool:
+    """Return whether a plan takes so little memory that many may be kept."""
+    if isinstance(action, plans.Insert):
+        return len(action.rows) * len(action.columns) <= _SMALL and (action.select is None or _is_small(action.select))
+    access = action.access if not isinstance(action, plans.Select) else getattr(action.source, "access", None)
+    if isinstance(access, plans.Lookup) and len(access.keys) > _SMALL:
+        return False
+    return action.filter is None or len(list(islice(references.nodes(action.filter), _SMALL))) < _SMALL
 
 
 def _stale(table: Table) -> TopicsError:

@@ -131,9 +131,9 @@ class TableTransaction:
             tx.batch.apply(Family.ROWS, staged.rows)
             tx.batch.apply(Family.INDEXES, staged.entries)
             waits = self.events.stage(tx, tables.clock.now_ms())
-            waits = waits or any(table.durability == "fsync" for table in self._touched.values())
-            waits = bool(tables.pending.ticket(self._touched)) or waits
-            waits = tx.join(hold=waits)
+            for table in self._touched.values():
+                waits = waits or table.durability == "fsync"
+            waits = tx.join(hold=waits or bool(tables.pending.ticket(self._touched)))
             tx.commit()
         if waits:
             tables.pending.add(
