@@ -22,7 +22,7 @@ class Found(NamedTuple):
 
 
 NO_ROW: Row = []
-"""In the place of a row that nobody looks at."""
+"""Stands for a row that is not looked at."""
 
 Open = Callable[[Reader, Sequence[Value]], Iterator[Found]]
 """Begins to read, with these parameters."""
