@@ -23,8 +23,13 @@ class SqlWorld:
     """An engine, and statements on it: one transaction each."""
 
     def __init__(self) -> None:
-        self.engine = Engine(MemoryStore(), StandingClock(), boot_id="boot-1")
+        self._store = MemoryStore()
         self.reader = Reader()
+        self.restart()
+
+    def restart(self) -> None:
+        """Start another engine on the same store."""
+        self.engine = Engine(self._store, StandingClock(), boot_id="boot-1")
 
     def run(self, text: str, *parameters: Any) -> Outcome:
         """Run all statements of a text; the outcome of the last."""
