@@ -26,7 +26,7 @@ from topics_service.api.sql.outcomes import (
     users_facts,
 )
 from topics_service.api.sql.parameters import many_rows, one_row
-from topics_service.api.sql.plancache import PlanCache, Script
+from topics_service.api.sql.plancache import MAX_TEXT, PlanCache, Script
 from topics_service.api.sql.reader import SqlReader
 from topics_service.api.sql.requests import AckRequest, ConsumeRequest, ResultColumn, SqlReply, SqlRequest, SqlResult
 from topics_service.api.sql.seenschema import SeenSchema
@@ -115,13 +115,18 @@ class _Run:
         self._namespace = request.namespace or DEFAULT_NAMESPACE
         self._transaction: TableTransaction | None = None
         self._script: Script = Script(())
+        self._is_long = len(request.sql) > MAX_TEXT  # takes too long for the event loop
         self._number = 0
         self._deadline = 0.0
 
     async def all(self) -> None:
         """Run everything. Raises the error of the statement that failed, with its place."""
         self._api.admit()
-        self._script = script = self._api.plans.read(self._request.sql)
+        read = self._api.plans.read
+        if self._is_long:
+            self._script = script = await asyncio.to_thread(read, self._request.sql)
+        else:
+            self._script = script = read(self._request.sql)
         if not script.statements:
             raise sql_error(Reason.SYNTAX_ERROR, "there is no statement in the text")
         if self._request.param_rows is not None:
@@ -151,7 +156,7 @@ class _Run:
             raise invalid(f"param_rows has more than {limit} rows")
 
     async def _statement(self) -> SqlResult:
-        plan = self._plan()
+        plan = await asyncio.to_thread(self._plan) if self._is_long else self._plan()
         action = plan.action
         self._api.statistics.statements[type(action).__name__] += 1
         self._authorize(action)

@@ -9,7 +9,8 @@ from topics_service.engine.tables.plans import Explain, Nothing, Plan
 from topics_service.engine.tables.schema import Schema
 from topics_service.statistics import CacheStatistics
 
-_MAX_TEXT: Final = 16 << 10  # longer ones hold literals, and rarely come again
+MAX_TEXT: Final = 16 << 10
+"""Longer texts hold literals and rarely come again: none is kept, so that they can be read on a thread."""
 _MAX_PLANS: Final = 64  # of one text: its statements, in each namespace
 
 _TELLING: Final = (Explain, Nothing)
@@ -52,7 +53,7 @@ class PlanCache:
             return script
         self.statistics.misses += 1
         script = Script(self._reader.parse(text))
-        if len(text) <= _MAX_TEXT:
+        if len(text) <= MAX_TEXT:
             self._scripts[text] = script
             self._chars += len(text)
             while len(self._scripts) > self._max_texts or self._chars > self._max_chars:
