@@ -15,6 +15,8 @@ from topics_sql.binding.types import BIGINT
 from topics_sql.syntax import Tree
 
 UNNAMED: Final = "?column?"
+MAX_OUTPUTS: Final = 1664
+"""Columns of a result, and keys of ORDER BY: as many as in PostgreSQL."""
 
 
 def select(context: Context, tree: syntax.Select) -> plans.Select:
@@ -32,6 +34,9 @@ def select(context: Context, tree: syntax.Select) -> plans.Select:
         order: tuple[plans.Order, ...] = ()
     else:
         outputs = select_list(binder, tree.items)
+        if len(tree.order) > MAX_OUTPUTS:
+            message = f"ORDER BY has more than {MAX_OUTPUTS} keys"
+            raise context.refuse(tree.order[MAX_OUTPUTS].at, message, Reason.INVALID_REQUEST, "54011")
         order = tuple(_order(context, binder, item, outputs, tree) for item in tree.order)
     if tree.distinct:
         _check_distinct(context, tree, order, outputs)
@@ -135,10 +140,12 @@ def select_list(binder: Expressions, items: Sequence[syntax.Item]) -> tuple[plan
     for item in items:
         if item.star:
             outputs.extend(_star(binder, item))
-            continue
-        assert item.tree is not None
-        value = binder.value(item.tree)
-        outputs.append(plans.Output(item.alias or name_of(item.tree), value, type_of(value)))
+        elif item.tree is not None:
+            value = binder.value(item.tree)
+            outputs.append(plans.Output(item.alias or name_of(item.tree), value, type_of(value)))
+        if len(outputs) > MAX_OUTPUTS:
+            message = f"a result has more than {MAX_OUTPUTS} columns"
+            raise binder.context.refuse(item.at, message, Reason.INVALID_REQUEST, "54011")
     return tuple(outputs)
 
 

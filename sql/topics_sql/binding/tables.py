@@ -1,6 +1,6 @@
 """Plans of definitions: tables, indexes, namespaces."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from topics_service.engine.errors import Reason
@@ -27,17 +27,23 @@ from topics_sql.syntax import ColumnName, Option
 
 SNOWFLAKE: Final = "snowflake_id()"
 DURABILITIES: Final = ("disk", "fsync")
-TABLE_OPTIONS: Final = ("durability", "type", "access_level", "placement")
+TABLE_OPTIONS: Final = ("durability", "type", "access_level")
+MAX_COLUMNS: Final = 1600
+MAX_CONSTRAINTS: Final = 1000
+"""UNIQUE and CHECK of one table."""
 
 
 def create_table(context: Context, tree: syntax.CreateTable) -> plans.CreateTable:
     """Plan CREATE TABLE: column ids in the order of the text, constraints as indexes and checks."""
     full = new_name(context, tree.name.at, context.table_name(tree.name))
+    _check_counts(context, tree)
     columns: list[ColumnSchema] = []
+    names: set[str] = set()
     for number, definition in enumerate(tree.columns):
-        if any(column.name == definition.name for column in columns):
+        if definition.name in names:
             message = f"column {definition.name} is defined twice"
             raise context.refuse(definition.at, message, Reason.INVALID_VALUE, "42701")
+        names.add(definition.name)
         columns.append(_column(context, definition, number))
     if len(tree.primary_keys) != 1:
         at = tree.primary_keys[1].at if tree.primary_keys else tree.name.at
@@ -57,6 +63,16 @@ def create_table(context: Context, tree: syntax.CreateTable) -> plans.CreateTabl
         indexes=indexes, checks=checks, durability=durability, placement=placement,
     )  # fmt: skip
     return plans.CreateTable(table, tree.if_not_exists)
+
+
+def _check_counts(context: Context, tree: syntax.CreateTable) -> None:
+    for what, found, most in (
+        ("columns", tree.columns, MAX_COLUMNS),
+        ("constraints", tree.uniques + tree.checks, MAX_CONSTRAINTS),
+    ):
+        if len(found) > most:
+            message = f"a table has at most {most} {what}"
+            raise context.refuse(found[most].at, message, Reason.INVALID_VALUE, "54011")
 
 
 def new_name(context: Context, at: int, full: TableName) -> TableName:
@@ -102,17 +118,19 @@ def _key(context: Context, table: Table, names: Sequence[ColumnName]) -> tuple[i
 
 def _constraints(context: Context, table: Table, uniques: Sequence[syntax.Key]) -> tuple[Index, ...]:
     indexes: list[Index] = []
+    taken: set[str] = set()
     for unique in uniques:
         columns = _key(context, table, unique.columns)
         names = "_".join(name.name for name in unique.columns)
-        name = _free(unique.name or f"{table.name}_{names}_key", [index.name for index in indexes])
+        name = _free(unique.name or f"{table.name}_{names}_key", taken)
         if unique.name is not None and name != unique.name:
             raise context.refuse(unique.at, f"constraint {unique.name} is defined twice", Reason.INVALID_VALUE, "42710")
+        taken.add(name)
         indexes.append(Index(0, name, columns, unique=True, constraint=True))
     return tuple(indexes)
 
 
-def _free(name: str, taken: Sequence[str]) -> str:
+def _free(name: str, taken: Container[str]) -> str:
     number = 0
     while (tried := f"{name}{number or ''}") in taken:
         number += 1
@@ -122,10 +140,12 @@ def _free(name: str, taken: Sequence[str]) -> str:
 def _checks(context: Context, table: Table, given: Sequence[syntax.CheckDefinition]) -> tuple[Check, ...]:
     binder = Expressions(context, [relation(table)], volatile=False, parameters=False)
     checks: list[Check] = []
+    taken: set[str] = set()
     for check in given:
-        name = _free(check.name or f"{table.name}_check", [each.name for each in checks])
+        name = _free(check.name or f"{table.name}_check", taken)
         if check.name is not None and name != check.name:
             raise context.refuse(check.at, f"constraint {check.name} is defined twice", Reason.INVALID_VALUE, "42710")
+        taken.add(name)
         checks.append(Check(name, binder.condition(check.span.tree), check.span.text))
     return tuple(checks)
 
@@ -162,8 +182,6 @@ def _table_options(context: Context, options: Sequence[Option], namespace: str) 
             one_of(context, option, ("shared",))
         elif option.name == "ttl_seconds":
             raise context.refuse(option.at, "ttl_seconds of a table is not supported", Reason.UNSUPPORTED_SQL)
-        elif option.name == "placement":
-            placement = placement_of(context, option)
         elif option.name != "access_level":
             unknown_option(context, option, TABLE_OPTIONS)
     return durability, placement
@@ -269,7 +287,7 @@ def create_index(context: Context, tree: syntax.CreateIndex) -> plans.CreateInde
     columns = _key(context, table, tree.columns)
     if tree.name is None:
         names = "_".join(name.name for name in tree.columns)
-        taken = [index.name for index in table.indexes]
+        taken = {index.name for index in table.indexes}
         name = _free(f"{table.name}_{names}_idx", taken)
     else:
         name = tree.name.name

@@ -35,6 +35,7 @@ from topics_sql.syntax import (
 )
 from topics_sql.tokens import NAME, PARAMETER, STRING, Tokens, refuse, tokenize, words
 
+MAX_STATEMENTS: Final = 10_000
 OTHER_DIALECTS: Final = words(
     """analyse analyze attach call checkpoint cluster comment copy deallocate declare detach discard do exec execute
     export fetch flush grant handler import install kill listen load lock merge move notify optimize pivot pragma
@@ -67,6 +68,9 @@ def statements(text: str) -> list[Parsed]:
             if cursor.at_end:
                 break
             position = cursor.at
+            if len(found) == MAX_STATEMENTS:
+                message = f"the text has more than {MAX_STATEMENTS} statements"
+                raise refuse(text, position, message, Reason.INVALID_REQUEST, "54000")
             tree = statement(cursor)
             if not cursor.at_end:
                 raise cursor.unexpected("the end of the statement")
