@@ -25,6 +25,7 @@ OWN = {
     # Part of the request that starts it, and ended with it.
     "gateway_http/topics_gateway/request.py": 2,
     "gateway_http/topics_gateway/socket_session.py": 3,
+    "gateway_kafka/topics_kafka/session.py": 1,
     "service/topics_service/api/checkpoints.py": 1,
     "service/topics_service/api/grpc/append_stream.py": 1,
     "service/topics_server/interceptors.py": 1,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
+from topics_net import background
 from topics_service.api.access.auth import Principal, kind_of
 from topics_service.engine.errors import Reason, TopicsError
 
@@ -36,7 +37,7 @@ class _Expiry:
     def _wait(self) -> None:
         """The clock may be set meanwhile, and a token may be valid for longer than a timer can be."""
         left = min(max(0.0, self._expires - time.time()), _MAX_SLEEP_SECONDS)
-        self._timer = asyncio.get_running_loop().call_later(left, self._woken)
+        self._timer = background.call_later(left, self._woken)
 
     def _woken(self) -> None:
         if time.time() >= self._expires:
