@@ -118,9 +118,8 @@ def test_a_power_cut_between_two_slices(world: TableWorld) -> None:
 
 def test_a_unique_index_of_values_that_are_there_twice_is_dropped(world: TableWorld) -> None:
     begin(world, "CREATE UNIQUE INDEX i ON t (a)")
-    steps = world.tables.builds.finish(world.named().number, 1)
     with pytest.raises(TopicsError) as error:
-        finished(steps)
+        finished(world.tables.builds.finish(TableName("app", "i")))
     assert (error.value.reason.code, error.value.detail["constraint"]) == ("unique_violation", "i")
     assert world.named().indexes == ()
     check_entries(world)
@@ -131,6 +130,21 @@ def test_a_unique_index_of_values_that_are_there_twice_is_dropped(world: TableWo
     world.sql("DELETE FROM t WHERE id = 100; CREATE UNIQUE INDEX k ON t (b)")
     with pytest.raises(TopicsError, match='"k"'):
         world.sql("INSERT INTO t VALUES (100, 1, 'b1')")
+    check_entries(world)
+
+
+def test_a_build_that_failed_before_anybody_waited_is_told(world: TableWorld) -> None:
+    definition = world.plan("CREATE UNIQUE INDEX i ON t (a)")
+    for _ in range(2):
+        finished(world.tables.define(definition))
+        build(world)
+        with pytest.raises(TopicsError) as error:
+            finished(world.tables.built(definition))
+        assert error.value.reason.code == "unique_violation"
+    world.sql("UPDATE t SET a = id")
+    finished(world.tables.define(definition))
+    build(world)
+    assert finished(world.tables.built(definition)) == 0
     check_entries(world)
 
 

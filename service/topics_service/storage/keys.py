@@ -18,7 +18,7 @@ GROUPS               group number, kind of row
 POSITIONS            group number, topic number, partition
 ROWS                 table number, primary key (`engine.tables.keycode`)
 INDEXES              table number, index number (4 bytes), indexed values, primary key
-TABLES               kind of definition, then what `engine.tables.catalog` says
+TABLES               kind of definition and a zero byte, then the number or the name of what it is of
 
 Below a log id, TAGS has, each kind after two zero bytes and in this order:
 

@@ -314,7 +314,7 @@ class Definitions:
         self._check_index(table, index)
         ticket = self._put(structs.replace(table, indexes=(*table.indexes, index), next_index=table.next_index + 1))
         if not is_empty:
-            self._tables.builds.add(table.number, index.number)
+            self._tables.builds.add(table, index)
         return ticket
 
     def drop_index(self, definition: plans.DropIndex) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import structs
 
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.tables.model import Index, IndexState, Table
+from topics_service.engine.tables.model import Index, IndexState, Table, TableName
 from topics_service.engine.tables.runtime import DAMAGE, IndexRuntime, Row, TableRuntime, key_length, unreadable
 from topics_service.engine.transaction import Transaction
 from topics_service.storage import keys
@@ -35,7 +35,7 @@ class Builds:
     def __init__(self, tables: "Tables") -> None:
         self._tables = tables
         self._running: dict[Name, bytes] = {}
-        self._failures: dict[Name, TopicsError] = {}
+        self._failures: dict[TableName, TopicsError] = {}
 
     def load(self) -> None:
         """Go on with the builds that were under way."""
@@ -46,9 +46,10 @@ class Builds:
                     name = table.number, index.number
                     self._running[name] = store.get(Family.TABLES, BUILD_ROWS + _KEY.pack(*name)) or b""
 
-    def add(self, table: int, index: int) -> None:
+    def add(self, table: Table, index: Index) -> None:
         """Begin a build, which the catalog knows already."""
-        self._running[table, index] = b""
+        self._running[table.number, index.number] = b""
+        self._failures.pop(TableName(table.namespace, index.name), None)
 
     def step(self) -> bool:
         """Build one slice; return True if there is more. Does nothing while a transaction is open."""
@@ -63,15 +64,17 @@ class Builds:
             try:
                 self._fill(table, index, name)
             except DAMAGE as error:  # until the next start
-                self._end(name, unreadable(error))
+                self._end(table, index, unreadable(error))
         return bool(self._running)
 
-    def finish(self, table: int, index: int) -> Generator[None, None, int]:
+    def finish(self, name: TableName) -> Generator[None, None, int]:
         """Wait in slices until an index is built; return the ticket. Raises `unique_violation`: it is dropped then."""
-        name = table, index
-        while name in self._running:
-            self.step()
-            yield
+        found = self._tables.newest.index(name)
+        if found is not None:
+            number = found[0].number, found[1].number
+            while number in self._running:
+                self.step()
+                yield
         failure = self._failures.pop(name, None)
         if failure is not None:
             raise failure
@@ -94,7 +97,7 @@ class Builds:
                 row = runtime.read(stored)
                 head = part.head(row)
                 if part.unique and self._is_taken(runtime, part, head, row, key, seen):
-                    self._fail(table, index, name, runtime.taken(part, row))
+                    self._fail(table, index, runtime.taken(part, row))
                     return
                 tx.batch.put(Family.INDEXES, head + key[8:], key_length(key))
             if len(rows) < _ROWS_A_SLICE:
@@ -119,17 +122,17 @@ class Builds:
         entries = self._tables.writer.store.scan(Family.INDEXES, *keys.prefix_range(head))
         return any(entry != head + key[8:] for entry, _ in islice(entries, 2))
 
-    def _fail(self, table: Table, index: Index, name: Name, error: TopicsError) -> None:
+    def _fail(self, table: Table, index: Index, error: TopicsError) -> None:
         with Transaction(self._tables.writer) as tx:
             drop_index(self._tables, tx, table, index)
             tx.commit()
-        self._end(name, error)
+        self._end(table, index, error)
 
-    def _end(self, name: Name, error: TopicsError) -> None:
-        del self._running[name]
+    def _end(self, table: Table, index: Index, error: TopicsError) -> None:
+        del self._running[table.number, index.number]
         if len(self._failures) == _FAILURES:
             self._failures.pop(next(iter(self._failures)))
-        self._failures[name] = error
+        self._failures[TableName(table.namespace, index.name)] = error
 
 
 def drop_index(tables: "Tables", tx: Transaction, table: Table, index: Index) -> Table:

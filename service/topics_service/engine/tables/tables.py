@@ -180,11 +180,7 @@ class Tables:
 
         It needs no order of writes: others write meanwhile. Raises `unique_violation`: the index is dropped then.
         """
-        found = self.newest.index(TableName(definition.table.namespace, definition.index.name))
-        if found is None:
-            return self.catalog.ticket
-        table, index = found
-        return (yield from self.builds.finish(table.number, index.number))
+        return self.builds.finish(TableName(definition.table.namespace, definition.index.name))
 
     # --------------------------------------------------------------- internals
 
