@@ -192,6 +192,17 @@ def test_other_refusals(schema: MemorySchema, text: str, reason: str, sqlstate: 
     assert refused(schema, text) == (reason, sqlstate, 1, column)
 
 
+def test_the_default_namespace_has_a_name_of_its_own(schema: MemorySchema) -> None:
+    for text in (
+        "SELECT default.pairs.a, b FROM default.pairs WHERE default.pairs.b = 1",
+        "UPDATE default.pairs SET v = default.pairs.a, price = DEFAULT",
+        "INSERT INTO default.pairs (a, b, v) VALUES ('x', 1, DEFAULT)",
+        "USE default",
+        "DESCRIBE default.pairs",
+    ):
+        schema.plans(text)
+
+
 def test_the_number_of_the_statement(schema: MemorySchema) -> None:
     for text, number in (
         ("SELECT 1; SELEC 2", 1),

@@ -55,6 +55,8 @@ class SqlWorld:
                 self.engine.sync()
                 finished(tables.built(action))
             return Outcome((), 0)
+        if isinstance(action, plans.Nothing | plans.Explain):
+            return Outcome((), 0)
         transaction = tables.begin()
         try:
             outcome = finished(transaction.run(action, parameters))  # type: ignore[arg-type]

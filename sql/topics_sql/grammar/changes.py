@@ -26,7 +26,7 @@ def insert(cursor: Cursor) -> Insert:
     at = cursor.at
     cursor.expect("insert")
     if cursor.word == "or":
-        raise cursor.unsupported("INSERT OR ... (say ON CONFLICT) is")
+        raise cursor.unsupported("INSERT OR is", hint="ON CONFLICT says the same")
     cursor.expect("into")
     table = cursor.object_name("a table")
     alias = cursor.identifier("an alias") if cursor.take("as") else None
@@ -189,7 +189,7 @@ def _several(cursor: Cursor) -> list[Assignment]:
 
 def _value(cursor: Cursor) -> Value:
     at = cursor.at
-    return Default(at) if cursor.take("default") else expression(cursor)
+    return Default(at) if not cursor.is_namespace and cursor.take("default") else expression(cursor)
 
 
 def delete(cursor: Cursor) -> Delete:

@@ -102,10 +102,15 @@ class Cursor:
     def identifier(self, what: str) -> str:
         """Read a name. Raises `syntax_error`; `what` says of what."""
         kind, value = self.kinds[self.position], self.values[self.position]
-        if kind == NAME or (kind == WORD and value not in RESERVED):
+        if kind == NAME or (kind == WORD and (value not in RESERVED or self.is_namespace)):
             self.position += 1
             return value
         raise self.unexpected(what)
+
+    @property
+    def is_namespace(self) -> bool:
+        """Return whether `default.` comes next: the namespace, whose name is a reserved word."""
+        return self.word == "default" and self.are_operators(1, ".")
 
     def label(self, what: str) -> str:
         """Read a name that may be any word: after AS, and after a dot."""
@@ -232,6 +237,11 @@ class Cursor:
         """Make the `syntax_error` of the next token."""
         return refuse(self.text, self.at, f"expected {expected}, not {self.what}")
 
-    def unsupported(self, what: str, at: int | None = None) -> TopicsError:
-        """Make the `unsupported_sql` of the next token, or of `at`."""
-        return refuse(self.text, self.at if at is None else at, f"{what} not supported", Reason.UNSUPPORTED_SQL)
+    def unsupported(self, what: str, at: int | None = None, hint: str = "") -> TopicsError:
+        """Make the `unsupported_sql` of the next token, or of `at`; `what` ends with a verb."""
+        return refuse(
+            self.text,
+            self.at if at is None else at,
+            f"{what} not supported{hint and f': {hint}'}",
+            Reason.UNSUPPORTED_SQL,
+        )

@@ -280,7 +280,7 @@ def _word(cursor: Cursor, word: str, at: int) -> Tree:
     if word in BARE_FUNCTIONS:
         return _bare_function(cursor, word, at)
     if word == "interval" and after_kind == STRING:
-        raise cursor.unsupported("INTERVAL (date_add() takes one as text) is")
+        raise cursor.unsupported("INTERVAL is", hint="date_add() takes one as text")
     if word == "exists" and after == "(":
         raise cursor.unsupported("subqueries are")
     if word == "array" and after in ("[", "("):
@@ -293,7 +293,7 @@ def _word(cursor: Cursor, word: str, at: int) -> Tree:
         name = type_name(cursor)
         value_at = cursor.at
         return Cast(at, Constant(value_at, STRING, cursor.string("a string")), name)
-    if word in RESERVED and not (word in ("left", "right") and after == "("):
+    if word in RESERVED and not (word in ("left", "right") and after == "(") and not cursor.is_namespace:
         raise cursor.unexpected("an expression")
     return _name_or_call(cursor, at)
 

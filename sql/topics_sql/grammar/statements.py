@@ -274,7 +274,7 @@ def _use(cursor: Cursor) -> Use:
     cursor.expect("use")
     if cursor.word in ("namespace", "schema") and cursor.kinds[cursor.position + 1] in ("word", "name"):
         cursor.position += 1
-    return Use(at, cursor.identifier("a namespace"))
+    return Use(at, cursor.label("a namespace"))
 
 
 def _show(cursor: Cursor) -> Show:

@@ -32,7 +32,7 @@ from topics_sql.syntax import (
 )
 from topics_sql.tokens import refuse
 
-FOREIGN_KEYS = "FOREIGN KEY is (docs/sql-reference.md says why): it"
+WHY = "docs/sql-reference.md says why"
 
 
 class _Items(Struct):
@@ -80,7 +80,7 @@ def _item(cursor: Cursor, items: _Items) -> None:
     elif cursor.word == "check":
         items.checks.append(_check(cursor, name))
     elif cursor.word == "foreign":
-        raise cursor.unsupported(FOREIGN_KEYS)
+        raise cursor.unsupported("FOREIGN KEY is", hint=WHY)
     elif cursor.word in ("exclude", "like") and (name is not None or cursor.word == "like"):
         raise cursor.unsupported(f"{cursor.word.upper()} in a table is")
     elif name is not None:
@@ -154,7 +154,7 @@ def _constraint(cursor: Cursor) -> tuple[str, Any] | None:
             raise cursor.unsupported("options of IDENTITY are")
         return "identity", True
     if cursor.word in ("references", "foreign"):
-        raise cursor.unsupported(FOREIGN_KEYS)
+        raise cursor.unsupported("FOREIGN KEY is", hint=WHY)
     if cursor.word in ("collate", "auto_increment", "autoincrement", "storage", "compression", "deferrable"):
         raise cursor.unsupported(f"{cursor.word.upper()} is")
     return None
@@ -180,8 +180,8 @@ def _change(cursor: Cursor) -> AlterAction:
     if cursor.take("add"):
         if cursor.word in ("constraint", "check", "primary", "unique", "foreign", "exclude"):
             if "foreign" in (cursor.word, cursor.word_after(2)):
-                raise cursor.unsupported(FOREIGN_KEYS)
-            raise cursor.unsupported("adding constraints to a table is (CREATE UNIQUE INDEX adds a unique key): it")
+                raise cursor.unsupported("FOREIGN KEY is", hint=WHY)
+            raise cursor.unsupported("adding a constraint is", hint="CREATE UNIQUE INDEX adds a unique key")
         cursor.take("column")
         if_not_exists = cursor.if_not_exists()
         return AddColumn(column_definition(cursor), if_not_exists)
