@@ -177,7 +177,12 @@ def test_message_ids_grow_through_full_milliseconds_clock_steps_and_restarts() -
     ids = [int(event.meta["message_id"]) for event in reply]
     assert len(ids) == 9006
     assert ids == sorted(set(ids))
-    assert all((number >> 22) + EPOCH_MS <= event.ts for number, event in zip(ids, reply, strict=True))
+    assert [event.ts for event in reply] == [NOW] * 9006, "of the clock, which never goes back in a log"
+    at.engine.routing.ids.next()
+    at.define(plans.DropTopic("t"))
+    at.write((1, [10_000, None, None, None], None))
+    at.restart()
+    assert at.engine.routing.ids.next() > ids[-1] + 1
 
 
 def test_a_full_topic_refuses_row_and_event_of_all() -> None:

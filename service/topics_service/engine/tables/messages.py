@@ -8,9 +8,15 @@ from msgspec import Struct
 
 from topics_service.engine.clock import Clock
 from topics_service.engine.tables.model import Op, PayloadMode
+from topics_service.engine.transaction import Transaction
+from topics_service.storage import keys
+from topics_service.storage.store import Family, Store, StoreOpenError
 
 EPOCH_MS: Final = 1_577_836_800_000
 """2020-01-01: what the time in message ids counts from."""
+
+LAST_ID: Final = b"last_message_id"
+"""The META row of the last message id, without its node."""
 
 _COUNTER_BITS: Final = 12
 _NODE_BITS: Final = 10
@@ -20,13 +26,28 @@ _COUNTER: Final = (1 << _COUNTER_BITS) - 1
 class MessageIds:
     """Snowflake ids: 41 bits of milliseconds since 2020, 10 of the node, 12 of a counter.
 
-    Each id is above the one before it. Where a millisecond has no ids left, those of the next one follow.
+    Each id is above the one before it, also across restarts: the last one is stored with each commit that took some.
+    Where a millisecond has no ids left, those of the next one follow.
     """
 
     def __init__(self, clock: Clock, node: int = 0) -> None:
         self._clock = clock
         self._node = node % (1 << _NODE_BITS) << _COUNTER_BITS
-        self._last = -1  # time and counter, without the node
+        self._last = self._stored = -1  # time and counter, without the node
+
+    def load(self, store: Store) -> None:
+        """Give ids after the last one that is stored. Raises StoreOpenError for a damaged row."""
+        row = store.get(Family.META, LAST_ID)
+        if row is not None:
+            if len(row) != 8:
+                raise StoreOpenError(f"the row {LAST_ID!r} is damaged: it has {len(row)} bytes")
+            self._last = self._stored = max(self._last, keys.read_u64(row))
+
+    def stage(self, tx: Transaction) -> None:
+        """Stage the last id, if it is another one now."""
+        if self._last != self._stored:
+            self._stored = self._last
+            tx.batch.put(Family.META, LAST_ID, keys.u64(self._last))
 
     def start_after(self, ts: int) -> None:
         """Give no more ids of the time `ts` (ms) or before."""
@@ -45,10 +66,6 @@ class MessageIds:
     def next(self) -> int:
         """The next id."""
         return self.take(1)[0]
-
-    def ahead(self, now: int) -> int:
-        """Milliseconds by which the last id is later than `now` (ms); 0 if it is not."""
-        return max(0, (self._last >> _COUNTER_BITS) - max(0, now - EPOCH_MS))
 
 
 class Envelope(Struct, frozen=True):

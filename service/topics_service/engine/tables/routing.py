@@ -114,6 +114,7 @@ class Routing:
         """
         for route in self.topics.all_routes():
             self._counts[_identity(route)] = Counts(count_key(route), *self.topics.stored_counts(route))
+        self.ids.load(self.topics.store)
         for number in {route.topic for route in self.topics.all_routes()}:
             topic = self.topics.by_number(number)
             if topic is not None:
@@ -277,13 +278,11 @@ class Events:
         for steps in self._steps.values():
             for _, tally in steps.pairs:
                 tally.stage(tx)
-        if not self._topics:
-            return False
         routing = self._routing
-        appends = list(self._appends(now))
-        ts = now + routing.ids.ahead(now)
+        appends = list(self._appends(now)) if self._topics else ()
+        routing.ids.stage(tx)
         for each in appends:
-            each.log.append(tx, each.state, each.batch, each.config, ts)
+            each.log.append(tx, each.state, each.batch, each.config, now)
             routing.touch(each.log)
         return any(each.config.durability == "fsync" for each in appends)
 

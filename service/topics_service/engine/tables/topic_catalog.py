@@ -109,7 +109,7 @@ class TopicCatalog:
         self.on_changed: list[Callable[[Iterable[int]], None]] = []
         """Called after a change, with the numbers of the tables whose routes are others now."""
         self._topics = topics
-        self._store = store
+        self.store = store
         self._by_number: dict[int, Topic] = {}  # those with a route or an alias
         self._of_table: dict[int, tuple[Route, ...]] = {}
         self._of_topic: dict[int, tuple[Route, ...]] = {}
@@ -121,8 +121,8 @@ class TopicCatalog:
 
         Raises StoreOpenError, naming the row, for a damaged one.
         """
-        routes = list(_rows(self._store, ROUTE_ROWS, decode_route))
-        aliases = list(_rows(self._store, ALIAS_ROWS, decode_alias))
+        routes = list(_rows(self.store, ROUTE_ROWS, decode_route))
+        aliases = list(_rows(self.store, ALIAS_ROWS, decode_alias))
         wanted = {route.topic for route in routes} | {alias.topic for alias in aliases}
         if wanted:
             self._by_number = {topic.number: topic for topic in self._topics.each() if topic.number in wanted}
@@ -151,7 +151,7 @@ class TopicCatalog:
     def stored_counts(self, route: Route) -> tuple[int, int]:
         """The counters of a route as they were committed last: evaluated and matched. Raises StoreOpenError."""
         key = count_key(route)
-        value = self._store.get(Family.TABLES, key)
+        value = self.store.get(Family.TABLES, key)
         return (0, 0) if value is None else _read(key, value, decode_counts)
 
     def alias(self, topic: int) -> str | None:
