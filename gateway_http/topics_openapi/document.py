@@ -289,7 +289,7 @@ class _Writer:
             "properties": {
                 "error": error,
                 "performance": self._schemas.answer("Performance"),
-                "status": {"const": "error", "description": "Only of SQL."},
+                "status": {"type": "string", "enum": ["error"], "description": "Only of SQL."},
                 "results": {
                     "type": "array",
                     "items": self._schemas.answer("SqlResult"),

@@ -58,6 +58,8 @@ def test_every_route_answers_as_described(server: ServerProcess) -> None:
         live_with_groups(api)
         live_with_watches(api, server)
         live_with_probes(api)
+        live_with_sql(api, "/api", "shop")
+        live_with_sql(api, "/v1/api", "shop_v1")
     wanted = {(method, path) for method, path, _ in operations()} - STREAMS
     assert wanted - {(method, path) for method, path, status in seen if status < 300} == set()
     created = {(method, path) for method, path, operation in operations() if 201 in answers(operation)}
@@ -133,6 +135,42 @@ def live_with_queues(api: Api) -> None:
     for tail, body in (("/claim", {}), ("/claim", {"node": ""}), ("/ack", {"node": "w", "seqs": []})):
         assert post(tail, **body).status_code == 400
     assert api.send("POST", f"/v0/topics/{dead}/claim", {"node": "w"}).status_code == 409
+
+
+def live_with_sql(api: Api, root: str, space: str) -> None:
+    def run(sql: str, **body: Any) -> httpx.Response:
+        return api.send("POST", f"{root}/sql", {"sql": sql, **body})
+
+    ok(
+        run(
+            f"CREATE TABLE {space}.things (id BIGINT PRIMARY KEY, at TIMESTAMP, price DECIMAL(9, 2), doc JSON,"
+            " raw BYTES, ok BOOLEAN);"
+            f"CREATE TOPIC {space}.changes ALIAS {space}.news;"
+            f"ALTER TOPIC {space}.changes ADD SOURCE {space}.things ON INSERT WITH (payload = 'full')"
+        )
+    )
+    rows = [[1, "2026-11-30T10:00:00Z", "1.50", {"a": [1]}, "AAE=", True], [2, None, None, None, None, None]]
+    ok(run(f"INSERT INTO {space}.things VALUES ($1, $2, $3, $4, $5, $6)", param_rows=rows))
+    ok(run("SELECT * FROM things WHERE id = $1", params=[1], namespace_id=space, bigint="string"))
+    ok(run("SELECT NULL AS nothing, 1.5 AS number; SHOW TABLES"))
+    message = {"topic": f"{space}.news", "group_id": "readers"}
+    page = ok(api.send("POST", f"{root}/topics/consume", {**message, "start": "Earliest", "limit": 1}))
+    assert (len(page["messages"]), page["has_more"]) == (1, True)
+    ok(api.send("POST", f"{root}/topics/consume", {**message, "start": {"Offset": 1}, "timeout_seconds": 0}))
+    ok(api.send("POST", f"{root}/topics/ack", {**message, "partition_id": 0, "upto_offset": 1}))
+    for status, response in (
+        (400, run("SELEC 1")),
+        (400, run("SELECT 1; SELECT 1 / 0")),
+        (400, run(f"INSERT INTO {space}.things (id) VALUES (NULL)")),
+        (404, run("SELECT * FROM nowhere.things")),
+        (409, run(f"INSERT INTO {space}.things (id) VALUES (1)")),
+        (409, run(f"DROP NAMESPACE {space}")),
+        (400, run("SELECT $1", params=3)),
+        (400, api.send("POST", f"{root}/topics/consume", {**message, "limit": 0})),
+        (404, api.send("POST", f"{root}/topics/consume", {"topic": "nowhere.news", "group_id": "g"})),
+        (400, api.send("POST", f"{root}/topics/ack", {**message, "upto_offset": 9})),
+    ):
+        assert response.status_code == status, response.text
 
 
 def live_with_routers(api: Api) -> None:

@@ -12,7 +12,15 @@ import pytest
 import schemathesis
 from fuzz.contract import DOCUMENT, FILE, answers, operations, resolved, words
 
-from topics_gateway import group_endpoints, queue_endpoints, record_endpoints, router_endpoints, watch_endpoints
+from topics_gateway import (
+    group_endpoints,
+    queue_endpoints,
+    record_endpoints,
+    router_endpoints,
+    sql_body,
+    sql_endpoints,
+    watch_endpoints,
+)
 from topics_gateway.append_schema import BODY_MEMBERS, RECORD_MEMBERS
 from topics_gateway.routes import annotated_routes
 from topics_service.engine.model import ConfigInput
@@ -43,6 +51,9 @@ READ = {
     "TopicPartitionsInput": group_endpoints._TARGET,
     "CreateWatchRequest": watch_endpoints._WATCH,
     "WatchTopic": watch_endpoints._TOPIC,
+    "ExecuteRequest": sql_body._MEMBERS,
+    "SqlServiceConsumeRequest": sql_endpoints._CONSUME,
+    "SqlServiceAckRequest": sql_endpoints._ACK,
 }
 
 
