@@ -13,6 +13,7 @@ from simulation.actors.groups import Committer
 from simulation.actors.jobs import Boss, Redriver, Worker
 from simulation.actors.records import Configurer, Deleter, Reader, Reaper, Writer
 from simulation.actors.routing import Forwarder, Routing
+from simulation.actors.tables import Definer, RowReader, Statements
 from simulation.actors.time import Clock, Fsync, Upkeep
 from simulation.actors.watching import Watcher
 from simulation.disk import CrashError
@@ -26,8 +27,10 @@ ACTORS: tuple[type[Actor], ...] = (
     Writer, Configurer, Deleter, Reaper, Reader, Watcher, Boss, Worker, Redriver, Routing, Forwarder, Committer,
     Clock, Fsync, Upkeep, Chaos,
 )  # fmt: skip
+TABLE_ACTORS: tuple[type[Actor], ...] = (Statements, Definer, RowReader)
 MAY_BE_AWAY = frozenset({Deleter, Reaper, Routing, Committer, Redriver, Boss, Watcher, Upkeep, Configurer})
 STEPS = 400
+COMMAND = "PYTHONPATH=tests python -m simulation"
 CHECK_EVERY = 25
 SMALL: dict[str, Any] = {  # so that what takes thousands of records elsewhere happens after a handful
     "topics_service.engine.maintenance.SEAL_BLOCKS": 3,
@@ -42,6 +45,10 @@ SMALL: dict[str, Any] = {  # so that what takes thousands of records elsewhere h
     "topics_service.engine.router.copies.RECORDS": 3,
     "topics_service.engine.router.forwarding._PRUNE_SEQS": 6,
     "topics_service.engine.watch.core._SILENT_MS": 1 << 60,
+    "topics_service.engine.tables.messages.EPOCH_MS": 0,
+    "topics_service.engine.tables.indexing._ROWS_A_SLICE": 3,
+    "topics_service.engine.tables.indexing._FEW_ROWS": 3,
+    "topics_service.engine.tables.execution.CHANGES_A_SLICE": 2,
 }
 
 
@@ -53,27 +60,31 @@ class Failure:
     step: int
     error: BaseException
     last: list[str]
+    tables: bool = False
 
     def __str__(self) -> str:
         lines = "\n".join(self.last)
         return (
             f"{lines}\nseed {self.seed} fails at step {self.step}: {self.error!r}\n"
-            f"again: PYTHONPATH=tests python -m simulation {self.seed} --steps {self.step} --trace"
+            f"again: {COMMAND} {self.seed} --steps {self.step} {options(self.tables)}--trace"
         )
 
 
 class Scenario:
-    """One life. `without` leaves actors out by name, and changes nothing in the dice of the others."""
+    """One life, with `tables` beside topics or not. `without` leaves actors out by name, and changes nothing in the
+    dice of the others."""
 
-    def __init__(self, seed: int, *, show: bool = False, without: Collection[str] = ()) -> None:
+    def __init__(self, seed: int, *, show: bool = False, without: Collection[str] = (), tables: bool = False) -> None:
         self.seed = seed
+        self.tables = tables
+        self._actors = (*ACTORS, *TABLE_ACTORS) if tables else ACTORS
         self.trace = Trace(show=show)
         self.world = World(seed, self.trace)
         dice = Random(f"{seed} who is there")
-        away = {actor for actor in ACTORS if actor in MAY_BE_AWAY and dice.random() < 0.15}
-        self._weights = [actor.weight * dice.choice((0.4, 1, 1, 1, 2.5)) for actor in ACTORS]
-        self.actors = {actor: actor(self.world, seed) for actor in ACTORS}
-        self._absent = {actor for actor in ACTORS if actor in away or actor.__name__.lower() in without}
+        away = {actor for actor in self._actors if actor in MAY_BE_AWAY and dice.random() < 0.15}
+        self._weights = [actor.weight * dice.choice((0.4, 1, 1, 1, 2.5)) for actor in self._actors]
+        self.actors = {actor: actor(self.world, seed) for actor in self._actors}
+        self._absent = {actor for actor in self._actors if actor in away or actor.__name__.lower() in without}
         self._dice = Random(f"{seed} turns")
 
     def run(self, steps: int = STEPS) -> Failure | None:
@@ -88,7 +99,7 @@ class Scenario:
             self.trace.step = steps + 1
             self._end()
         except Exception as error:
-            return Failure(self.seed, self.trace.step, error, list(self.trace.last))
+            return Failure(self.seed, self.trace.step, error, list(self.trace.last), self.tables)
         return None
 
     def _begin(self) -> None:
@@ -108,13 +119,14 @@ class Scenario:
             world.queues.check()
         world.routers.check()
         world.groups.check()
+        world.tables.check()
         written = [log.written for _, _, log in world.topics.logs()]
         totals = (sum(s.count for s in written), sum(s.nbytes for s in written))
         found = (world.engine.writer.total_records, world.engine.writer.total_bytes)
         demand(found == totals, f"the totals are {found}, not {totals}")
 
     def _turn(self) -> None:
-        [kind] = self._dice.choices(ACTORS, self._weights)
+        [kind] = self._dice.choices(self._actors, self._weights)
         if kind not in self._absent:
             self.actors[kind].act()
 
@@ -190,6 +202,11 @@ def _is_full(router: Router) -> bool:
     return fault is not None and fault.error.reason.code in ("topic_full", "record_too_large")
 
 
+def options(tables: bool) -> str:
+    """What is written behind the number of a seed, to have the same life."""
+    return "--tables " if tables else ""
+
+
 @contextmanager
 def small_engine() -> Iterator[None]:
     """The engine as a simulation has it."""
@@ -200,9 +217,9 @@ def small_engine() -> Iterator[None]:
 
 
 def run(
-    seed: int, steps: int = STEPS, *, show: bool = False, without: Collection[str] = ()
+    seed: int, steps: int = STEPS, *, show: bool = False, without: Collection[str] = (), tables: bool = False
 ) -> tuple[Scenario, Failure | None]:
     """One scenario, and what went wrong with it."""
     with small_engine():
-        scenario = Scenario(seed, show=show, without=without)
+        scenario = Scenario(seed, show=show, without=without, tables=tables)
         return scenario, scenario.run(steps)

@@ -5,6 +5,7 @@ import pytest
 from simulation.mutations import MUTATIONS
 from simulation.scenario import STEPS, run
 from simulation.shrink import shrink
+from simulation.table_mutations import TABLE_MUTATIONS
 
 MOST = 40
 
@@ -15,6 +16,17 @@ def test_a_planted_bug_is_found(name: str) -> None:
     for tried in (seed, *range(1, MOST)):
         with planted():
             _, failure = run(tried)
+        if failure is not None:
+            return
+    pytest.fail(f"nothing is wrong in {MOST} lives with {name}")
+
+
+@pytest.mark.parametrize("name", TABLE_MUTATIONS)
+def test_a_planted_bug_of_tables_is_found(name: str) -> None:
+    planted, seed = TABLE_MUTATIONS[name]
+    for tried in (seed, *range(1, MOST)):
+        with planted():
+            _, failure = run(tried, tables=True)
         if failure is not None:
             return
     pytest.fail(f"nothing is wrong in {MOST} lives with {name}")

@@ -10,11 +10,12 @@ from random import SystemRandom
 
 import pytest
 
-from simulation.coverage import CRASHES, REQUIRED
+from simulation.coverage import CRASHES, REQUIRED, REQUIRED_OF_TABLES
 from simulation.scenario import STEPS, run
 
 _TESTS = Path(__file__).parents[1]
 SEEDS = range(1, 601)
+TABLE_SEEDS = range(1, 201)
 
 
 @pytest.mark.timeout(600)
@@ -29,15 +30,27 @@ def test_whole_lives() -> None:
     assert not rare, f"met too rarely (times, least): {rare}"
 
 
-@pytest.mark.parametrize("seed", [3, 5])
-def test_a_seed_is_one_life(seed: int) -> None:
+@pytest.mark.timeout(300)
+def test_whole_lives_with_tables() -> None:
+    """The same with statements, definitions and routes beside everything else."""
+    met: Counter[str] = Counter()
+    for seed in TABLE_SEEDS:
+        scenario, failure = run(seed, tables=True)
+        assert failure is None, str(failure)
+        met.update(scenario.trace.met)
+    rare = {kind: (met[kind], least) for kind, least in REQUIRED_OF_TABLES.items() if met[kind] < least}
+    assert not rare, f"met too rarely (times, least): {rare}"
+
+
+@pytest.mark.parametrize(("seed", "tables"), [(3, False), (5, False), (7, True)])
+def test_a_seed_is_one_life(seed: int, tables: bool) -> None:
     """To the last word of its trace; also in another process, where sets and dicts of text have another order."""
-    scenario, failure = run(seed)
-    again, _ = run(seed)
+    scenario, failure = run(seed, tables=tables)
+    again, _ = run(seed, tables=tables)
     assert failure is None
     assert scenario.trace.digest == again.trace.digest
     environ = os.environ | {"PYTHONPATH": str(_TESTS), "PYTHONHASHSEED": str(seed)}
-    command = [sys.executable, "-m", "simulation", str(seed), "--trace"]
+    command = [sys.executable, "-m", "simulation", str(seed), "--trace", *(["--tables"] if tables else [])]
     told = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=True).stdout
     assert f"trace {scenario.trace.digest}" in told
     assert f"{STEPS:5} " in told
@@ -58,7 +71,8 @@ def test_whole_lives_for_long(capsys: pytest.CaptureFixture[str]) -> None:
     start, lives, dice = time.monotonic(), 0, SystemRandom()
     met: Counter[str] = Counter()
     while time.monotonic() < start + float(os.environ["TOPICS_SOAK_SECONDS"]):
-        scenario, failure = run(dice.getrandbits(40), dice.choice((100, STEPS, 3 * STEPS)))
+        tables = dice.random() < 0.5
+        scenario, failure = run(dice.getrandbits(40), dice.choice((100, STEPS, 3 * STEPS)), tables=tables)
         assert failure is None, str(failure)
         met.update(scenario.trace.met)
         met["a step"] += scenario.trace.step

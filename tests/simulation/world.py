@@ -12,6 +12,7 @@ from simulation.disk import CrashError, Disk, audit
 from simulation.oracle.groups import Groups
 from simulation.oracle.queues import Queues
 from simulation.oracle.routers import Routers
+from simulation.oracle.tables import Tables
 from simulation.oracle.topics import LogModel, TopicModel, Topics, lose
 from simulation.trace import Trace
 from support.log_model import LogState, demand
@@ -58,6 +59,7 @@ class World:
         self.queues = Queues(self)
         self.routers = Routers(self)
         self.groups = Groups(self)
+        self.tables = Tables(self)
         self.owed: list[Owed] = []
         self.flights: list[int] = []  # tickets that fsyncs under way will cover
         self.on_start: list[Callable[[], None]] = []
@@ -181,8 +183,9 @@ class World:
     def published(self) -> None:
         """The engine was told of an fsync."""
         self.topics.published(self.synced)
+        self.tables.published(self.synced)
         self._settle()
-        for part in (self.topics, self.queues, self.routers, self.groups):
+        for part in (self.topics, self.queues, self.routers, self.groups, self.tables):
             part.prune(self.disk.synced)
 
     def _settle(self) -> None:
@@ -261,6 +264,7 @@ class World:
             self._restore(topic, partition, log, old, how, power=power)
         self.routers.back(left, heads)
         self.queues.back(left)
+        self.tables.back(left)
         self._hook()
         problems = audit(self.disk)
         demand(not problems, f"an audit finds {[problem.text for problem in problems]}")
@@ -302,3 +306,4 @@ class World:
         catalog.created = created  # type: ignore[method-assign]
         self.routers.hook()
         self.queues.hook()
+        self.tables.hook()

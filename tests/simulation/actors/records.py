@@ -68,7 +68,7 @@ class Deleter(Actor):
 
     def act(self) -> None:
         """See Actor."""
-        topic = self.topic()
+        topic = self.topic(*NAMES)
         if topic is None:
             return
         partition = self.partition(topic)

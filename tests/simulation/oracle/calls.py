@@ -81,6 +81,7 @@ def delete_topic(world: "World", name: str) -> None:
     world.topics.removed(name, world.w)
     world.routers.removed(touching)
     world.groups.topic_removed(topic.number)
+    world.tables.topic_removed(topic.number)
     world.owe(ticket, world.w, f'"{name}" is deleted')
     world.trace.meet("a topic deleted")
 
