@@ -114,6 +114,7 @@ REQUIRED_OF_TABLES = {
     "a savepoint gone back to": 700,
     "a statement refused: not_null_violation": 80,
     "a statement refused: unique_violation": 250,
+    "a table read that was dropped just now": 60,
     "a topic deleted that has routes": 10,
     "a unique index that could not be built": 8,
     "an event: Diff": 60,

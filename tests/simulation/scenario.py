@@ -47,7 +47,7 @@ SMALL: dict[str, Any] = {  # so that what takes thousands of records elsewhere h
     "topics_service.engine.watch.core._SILENT_MS": 1 << 60,
     "topics_service.engine.tables.messages.EPOCH_MS": 0,
     "topics_service.engine.tables.indexing._ROWS_A_SLICE": 3,
-    "topics_service.engine.tables.indexing._FEW_ROWS": 3,
+    "topics_service.engine.tables.removal._FEW_ROWS": 3,
     "topics_service.engine.tables.execution.CHANGES_A_SLICE": 2,
 }
 
@@ -156,6 +156,7 @@ class Scenario:
         assert isinstance(watcher, Watcher)
         watcher.drain()
         self._work_off()
+        world.tables.come_to_rest()
         self.check()
         world.close()
         self.check()

@@ -5,12 +5,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from topics_service.engine.tables import indexing, payloads, routing
+from topics_service.engine.tables import payloads, routing
 from topics_service.engine.tables.catalog import NEXT_TABLE
-from topics_service.engine.tables.definitions import Definitions
 from topics_service.engine.tables.indexing import Builds
 from topics_service.engine.tables.messages import MessageIds
 from topics_service.engine.tables.pending import Pending
+from topics_service.engine.tables.removal import Removals
 from topics_service.engine.tables.routing import Events
 from topics_service.engine.tables.runtime import TableRuntime
 from topics_service.engine.tables.staging import Staged
@@ -22,7 +22,7 @@ from topics_service.storage.store import Family
 
 Planted = Callable[[], AbstractContextManager[Any]]
 _apply, _put, _commit, _update = MemoryBatch.apply, MemoryBatch.put, TableTransaction.commit, TableTransaction.update
-_load, _diff = Builds.load, payloads.Payloads.diff
+_load, _diff, _remove = Builds.load, payloads.Payloads.diff, Removals.step
 
 
 def _never_written(family: Family, lost: Callable[[bytes, bytes | None], bool]) -> Planted:
@@ -69,8 +69,9 @@ def _built_from_the_end(self: Builds) -> None:
     self._running = dict.fromkeys(self._running, b"\xff" * 9)
 
 
-def _dropped_without_rows(self: Definitions, tx: Transaction, table: Any) -> None:
-    self._remove_routes(tx, self._catalog.state.routes(table.number))
+def _removed_at_once(self: Removals) -> bool:
+    self._due = dict.fromkeys(self._due, 0)
+    return _remove(self)
 
 
 def _turned_around(self: payloads.Payloads, new: Any, old: Any) -> bytes:
@@ -93,8 +94,10 @@ _BUGS: dict[str, Planted] = {
     "a build without a look for equal values": lambda: patch.object(Builds, "_is_taken", lambda *_: False),
     "a unique key that is not looked for": lambda: patch.object(Staged, "holder", lambda *_: None),
     "a number of a table used again": lambda: patch.object(MemoryBatch, "put", _without_counter),
-    "rows that outlive their table": lambda: patch.object(Definitions, "_remove", _dropped_without_rows),
-    "entries that outlive their index": lambda: patch.object(indexing, "remove_entries", lambda *_: None),
+    "rows that outlive their table": lambda: patch.object(Removals, "stage_table", lambda *_: None),
+    "entries that outlive their index": lambda: patch.object(Removals, "stage_index", lambda *_: None),
+    "removals that a start forgets": lambda: patch.object(Removals, "load", lambda _: None),
+    "rows removed before that is durable": lambda: patch.object(Removals, "step", _removed_at_once),
     "routes that outlive their topic": lambda: patch.object(TopicCatalog, "stage_removal", lambda *_: None),
     "message ids given out again after a start": lambda: patch.object(MessageIds, "start_after", lambda *_: None),
     "before and after exchanged": lambda: patch.object(payloads.Payloads, "diff", _turned_around),
@@ -106,6 +109,7 @@ _SEEDS = {
     "a build without a look for equal values": 26,
     "a unique key that is not looked for": 2,
     "entries that outlive their index": 4,
+    "rows removed before that is durable": 4,
     "before and after exchanged": 20,
 }
 

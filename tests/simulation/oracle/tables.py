@@ -13,9 +13,12 @@ from topics_service.engine.tables import plans
 from topics_service.engine.tables.catalog import CatalogView
 from topics_service.engine.tables.expressions import Binary, Literal
 from topics_service.engine.tables.model import IndexState, Op, PayloadMode, Route, Table
+from topics_service.engine.tables.removal import REMOVED_ROWS
 from topics_service.engine.tables.transaction import TableTransaction
 from topics_service.engine.tables.types import Value
+from topics_service.storage import keys
 from topics_service.storage.block import Block
+from topics_service.storage.store import Family
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -64,7 +67,6 @@ class Tables:
         self.view: dict[int, Rows] = {}
         self._pending: list[tuple[int, dict[int, Rows]]] = []
         self._history: History[State] = [(0, self.state)]
-        self._unsettled: dict[int, int] = {}  # tables that were emptied, and the ticket of that
         self._last_id = 0
 
     def named(self, name: str) -> Table | None:
@@ -98,13 +100,6 @@ class Tables:
         if routes != self.state.routes:
             folds = {n: fold for n, fold in self.state.folds.items() if not _removed(self.state.routes, routes, n)}
             self._keep(replace(self.state, routes=routes, folds=folds))
-        if isinstance(definition, plans.Truncate):
-            number = definition.table.number
-            self._keep(replace(self.state, rows={**self.state.rows, number: {}}))
-            for _, rows in self._pending:
-                rows.pop(number, None)
-            self.view[number] = {}
-            self._unsettled[number] = ticket
         if world.w != written:
             world.owe(ticket, world.w, f"{type(definition).__name__}")
         world.trace.meet(f"a definition: {type(definition).__name__}")
@@ -214,20 +209,36 @@ class Tables:
             world.trace.meet(f"an event: {route.mode.value}")
         return ids
 
+    def come_to_rest(self) -> None:
+        """Indexes are built, and what was dropped is removed."""
+        world, store = self._world, self._world.store
+        idle = 0
+        while idle < 2:  # what the last slice dropped is removed by another one, once that is durable
+            world.sync()
+            idle = 0 if world.call(world.engine.tables.upkeep) else idle + 1
+        world.sync()
+        left = list(store.scan(Family.TABLES, *keys.prefix_range(REMOVED_ROWS)))
+        demand(not left, f"{left} are not removed")
+        indexes = [index for table in self.state.tables.values() for index in table.indexes]
+        building = [index for index in indexes if index.state is IndexState.BUILDING]
+        demand(not building, f"the indexes {building} are not built")
+
     # ------------------------------------------------------------------- reading
 
     def published(self, synced: int) -> None:
         """An fsync covers the writes up to this ticket."""
         while self._pending and self._pending[0][0] <= synced:
             self.view.update(self._pending.pop(0)[1])
-        self._unsettled = {number: ticket for number, ticket in self._unsettled.items() if ticket > synced}
 
     def check(self) -> None:
         """What readers see of every table, by all of its keys, and what its events come to."""
         tables = self._world.engine.tables
         for number, table in tables.schema.tables.items():
-            if number in self._unsettled or tables.newest.tables.get(number) is not table:
-                continue
+            today = tables.newest.tables.get(number)
+            if today is not None and not set(table.columns) <= set(today.columns):
+                continue  # a column was dropped, which is not durable yet
+            if today is None:
+                self._world.trace.meet("a table read that was dropped just now")
             rows = self.view[number]
             self._same(table, rows, self._selected(query(table)))
             for index in table.indexes:
@@ -238,7 +249,7 @@ class Tables:
     def read(self, table: Table, a: int) -> None:
         """The rows with this value of `a`, by an index where there is one."""
         tables = self._world.engine.tables
-        if table.number in self._unsettled or tables.schema.tables.get(table.number) is not table:
+        if tables.schema.tables.get(table.number) is not table:
             return
         if tables.newest.tables.get(table.number) is not table:
             return
@@ -298,7 +309,7 @@ class Tables:
     def back(self, w: int) -> None:
         """After a crash that left `w` writes: all of each commit, or nothing of it."""
         self.state = back(self._history, w)
-        self._pending, self._unsettled = [], {}
+        self._pending = []
         self.view = dict(self.state.rows)
         engine = self._world.engine
         found = dict(engine.tables.newest.tables)

@@ -59,7 +59,7 @@ class Salvage:
         auxiliary.save(rows, ledger, self._end.revived)
         references.save_routers(rows, ledger)
         references.save_groups(rows, ledger, self._end.revived)
-        tables.save(rows, ledger, self._end.revived)
+        tables.save(rows, ledger)
         catalog.facts(rows, ledger, end_lost=bool(self._end.jump))
         return Saved(
             topics=len({part.number for part in ledger.parts.values()}),

@@ -13,6 +13,7 @@ from topics_service.engine.tables import catalog
 from topics_service.engine.tables.indexing import BUILD_ROWS
 from topics_service.engine.tables.model import ColumnSchema, IndexState, Namespace, Table
 from topics_service.engine.tables.removal import REMOVED_ROWS
+from topics_service.engine.tables.removal import REMOVED_ROWS
 from topics_service.engine.tables.runtime import IndexRuntime, Row, TableRuntime, key_length
 from topics_service.engine.tables.types import Kind as TypeKind
 from topics_service.engine.tables.types import Type
@@ -35,17 +36,16 @@ _VERSION: Final = b"\x01"
 _DONE: Final[dict[findings.Kind, Kind]] = {"damaged": "lost", "mismatch": "lost", "missing": "derived"}
 
 
-def save(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
+def save(rows: Rows, ledger: Ledger) -> None:
     """Save everything that can be read. Rows are read once, and once more for every million of them for each unique
     index."""
-    _Tables(rows, ledger, revived).save()
+    _Tables(rows, ledger).save()
 
 
 class _Tables:
-    def __init__(self, rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
+    def __init__(self, rows: Rows, ledger: Ledger) -> None:
         self._rows = rows
         self._ledger = ledger
-        self._revived = revived
         self._definitions = Definitions(self._found)
         self._due: dict[tuple[int, int], Sum] = {}
         self._recovered: dict[int, TableRuntime] = {}
@@ -84,9 +84,11 @@ class _Tables:
             runtime = tables.get(number)
             if runtime is not None:
                 self._save_row(runtime, key, stored)
+            elif key[:8] in self._definitions.removed:
+                continue
             elif number and (number in self._definitions.unread or not self._definitions.is_whole):
                 self._recover(number, key, stored)
-            elif number not in gone and keys.u64(number) not in self._definitions.removed:
+            elif number not in gone:
                 gone.add(number)
                 rows.report("dropped", f"the rows of table {number}, which does not exist")
         for hole in rows.holes[Family.ROWS]:
@@ -95,8 +97,6 @@ class _Tables:
             if count > NAMED:
                 runtime = tables.get(number) or self._recovered[number]
                 rows.report("lost", f"{count - NAMED:,} more rows that are damaged", table=runtime.table.table_id)
-        if Family.ROWS in self._revived and tables:
-            rows.report("lost", "rows that TRUNCATE removed can be back: it is lost which they were")
 
     def _save_row(self, runtime: TableRuntime, key: bytes, stored: bytes) -> None:
         row, fault = read_row(runtime, key, stored)

@@ -8,6 +8,7 @@ from topics_service.engine.tables import catalog, compilation, references, topic
 from topics_service.engine.tables.indexing import BUILD_ROWS
 from topics_service.engine.tables.model import DEFAULT_NAMESPACE, IndexState, Namespace, Route, Table, TableName
 from topics_service.engine.tables.removal import REMOVED_ROWS
+from topics_service.engine.tables.removal import REMOVED_ROWS
 from topics_service.engine.tables.runtime import TableRuntime
 from topics_service.engine.tables.scalars import Environment
 from topics_service.engine.verify.findings import DECODING, Findings, Kind
@@ -40,6 +41,7 @@ class Definitions:
         self._report = report
         self._names: set[TableName] = set()
         self._aliases: set[str] = set()
+        self._refused: set[bytes] = set()
 
     def load(self, found: Iterable[tuple[bytes, bytes]], topics: Iterable[int]) -> None:
         """Take over these rows; `topics` are the numbers of those that exist. Reports each row that is not sound."""
@@ -47,6 +49,7 @@ class Definitions:
         self._each(rows, catalog.NAMESPACE_ROWS, "namespace", self._namespace)
         self._each(rows, catalog.TABLE_ROWS, "table", self._table)
         self._each(rows, topic_catalog.ROUTE_ROWS, "route", lambda key, value: self._route(key, value, known))
+        self._each(rows, topic_catalog.COUNT_ROWS, "counter", self._counts)
         self._each(rows, topic_catalog.ALIAS_ROWS, "alias", lambda key, value: self._alias(key, value, known))
         self._each(rows, BUILD_ROWS, "build", self._build)
         self._each(rows, REMOVED_ROWS, "removal", self._removal)
@@ -65,6 +68,7 @@ class Definitions:
             try:
                 if take(key, value):
                     self.rows[key] = value
+                    continue
             except UNREADABLE as error:
                 self._report(
                     "damaged", f"the definition {key[len(kind) :].hex()} of a {what} is damaged: {error}", None
@@ -123,6 +127,16 @@ class Definitions:
             compilation.compile_filter(route.filter, runtime.places, self.environment)
         compilation.compile_list(route.partition_by, runtime.places, self.environment)
         return True
+
+    def _counts(self, key: bytes, value: bytes) -> bool:
+        topic_catalog.decode_counts(value)
+        route = topic_catalog.ROUTE_ROWS + key[len(topic_catalog.COUNT_ROWS) :]
+        if route in self.rows:
+            return True
+        if route not in self._refused and self.is_whole:
+            text = f"the counters {key[len(topic_catalog.COUNT_ROWS) :].hex()} are of a route that does not exist"
+            self._report("orphan", text, None)
+        return False
 
     def _alias(self, key: bytes, value: bytes, topics: frozenset[int]) -> bool:
         alias = topic_catalog.decode_alias(value)
