@@ -235,7 +235,8 @@ class Tables:
         tables = self._world.engine.tables
         for number, table in tables.schema.tables.items():
             today = tables.newest.tables.get(number)
-            if today is not None and not set(table.columns) <= set(today.columns):
+            newest = today or tables.catalog.last(number) or table
+            if not set(table.columns) <= set(newest.columns):
                 continue  # a column was dropped, which is not durable yet
             if today is None:
                 self._world.trace.meet("a table read that was dropped just now")

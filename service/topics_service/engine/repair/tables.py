@@ -13,7 +13,6 @@ from topics_service.engine.tables import catalog
 from topics_service.engine.tables.indexing import BUILD_ROWS
 from topics_service.engine.tables.model import ColumnSchema, IndexState, Namespace, Table
 from topics_service.engine.tables.removal import REMOVED_ROWS
-from topics_service.engine.tables.removal import REMOVED_ROWS
 from topics_service.engine.tables.runtime import IndexRuntime, Row, TableRuntime, key_length
 from topics_service.engine.tables.types import Kind as TypeKind
 from topics_service.engine.tables.types import Type

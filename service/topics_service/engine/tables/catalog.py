@@ -193,6 +193,10 @@ class Catalog:
         """The ticket of the newest definition that is not durable yet; 0 for none."""
         return self._pending[-1][0] if self._pending else 0
 
+    def last(self, number: int) -> Table | None:
+        """Find the newest definition of a table among those that are not durable: rows can be of its schema version."""
+        return next((view.tables[number] for _, view in reversed(self._pending) if number in view.tables), None)
+
     def written(self, tables: CatalogView, changed: Iterable[int], ticket: int) -> None:
         """Take over what is written, and show it once it is durable."""
         tables.version = next(self._versions)

@@ -217,7 +217,10 @@ class Tables:
             if today is None or (
                 today.versions == view.versions and index not in (None, *(each.number for each in today.indexes))
             ):
-                return TableRuntime(view, self.environment)
+                found = view if today is not None else self.catalog.last(table.number) or view
+                if not _has_columns(found, table):
+                    raise _stale(table)
+                return TableRuntime(found, self.environment)
         return self.runtime(table)
 
     def compiled(self, action: plans.Query | plans.Change) -> execution.Statement:

@@ -8,7 +8,6 @@ from topics_service.engine.tables import catalog, compilation, references, topic
 from topics_service.engine.tables.indexing import BUILD_ROWS
 from topics_service.engine.tables.model import DEFAULT_NAMESPACE, IndexState, Namespace, Route, Table, TableName
 from topics_service.engine.tables.removal import REMOVED_ROWS
-from topics_service.engine.tables.removal import REMOVED_ROWS
 from topics_service.engine.tables.runtime import TableRuntime
 from topics_service.engine.tables.scalars import Environment
 from topics_service.engine.verify.findings import DECODING, Findings, Kind
