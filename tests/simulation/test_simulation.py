@@ -42,7 +42,7 @@ def test_whole_lives_with_tables() -> None:
     assert not rare, f"met too rarely (times, least): {rare}"
 
 
-@pytest.mark.parametrize(("seed", "tables"), [(3, False), (5, False), (7, True)])
+@pytest.mark.parametrize(("seed", "tables"), [(3, False), (5, False), (4, True)])
 def test_a_seed_is_one_life(seed: int, tables: bool) -> None:
     """To the last word of its trace; also in another process, where sets and dicts of text have another order."""
     scenario, failure = run(seed, tables=tables)
