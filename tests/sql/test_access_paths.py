@@ -6,12 +6,13 @@ from support.sql_schema import MemorySchema
 
 TABLES = """
     CREATE TABLE t (a INT, b BIGINT, c TEXT, d INT NOT NULL, e SMALLINT, f DOUBLE, g DECIMAL(8, 2), h BOOLEAN,
-        PRIMARY KEY (a, b), UNIQUE (c));
+        i TIMESTAMP, PRIMARY KEY (a, b), UNIQUE (c));
     CREATE INDEX by_d ON t (d, e);
     CREATE INDEX by_e ON t (e);
     CREATE INDEX by_g ON t (g);
     CREATE INDEX by_f ON t (f);
     CREATE INDEX by_h ON t (h, c);
+    CREATE INDEX by_i ON t (i);
 """
 ALL = "all of primary key"
 
@@ -52,7 +53,13 @@ READS = [
     ("WHERE NOT h AND c > 'k'", ["range of index by_h: h = false, c > 'k'"]),
     ("WHERE a = NULL AND b = 1", ["primary key (a, b)"]),
     # numbers that the column can't hold leave no key to look for
-    ("WHERE e = 100000", [ALL, "filter: e = 100000"]),
+    ("WHERE e = 100000", ["range of index by_e: e = 100000"]),
+    ("WHERE e = $1::bigint", ["range of index by_e: e = $1"]),
+    ("WHERE i >= current_date AND i < DATE '2027-01-01'",
+     ["range of index by_i: i >= cast(current_date() as TIMESTAMP), i < cast('2027-01-01' as TIMESTAMP)"]),
+    ("WHERE e = 99999999999999999999", [ALL, "filter: e = 99999999999999999999"]),
+    ("WHERE f = $1::int", ["range of index by_f: f = cast($1 as DOUBLE)"]),
+    ("WHERE f > 0.1", ["range of index by_f: f > 0.1"]),
     ("WHERE e = 1.5", [ALL, "filter: e = 1.5"]),
     ("WHERE e = 2.0", ["range of index by_e: e = 2"]),
     ("WHERE g = 1.005", [ALL, "filter: g = 1.005"]),

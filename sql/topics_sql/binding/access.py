@@ -1,12 +1,11 @@
 """Access paths: which keys or which range of the primary key or of an index a condition leaves to read."""
 
 from collections.abc import Sequence
-from decimal import Decimal
 from itertools import product
 from typing import Final, NamedTuple
 
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.tables.casts import NUMBERS
+from topics_service.engine.tables.casts import FLOATS, INTEGERS, NUMBERS
 from topics_service.engine.tables.expressions import (
     Binary,
     Call,
@@ -30,7 +29,6 @@ from topics_sql.binding.types import BOOLEAN
 MAX_KEYS: Final = 10_000
 """Of a Lookup; more are found by a scan."""
 MIRRORED: Final = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-WIDTHS: Final = (Kind.SMALLINT, Kind.INTEGER, Kind.BIGINT)
 
 
 class Access(NamedTuple):
@@ -146,39 +144,40 @@ def is_constant(expression: Expression, *, immutable: bool = False) -> bool:
 
 
 def _fitted(value: Expression, target: Type) -> tuple[Expression, bool] | None:
-    """The value as one of the column's type, which keys are made of, and whether it is exactly that."""
+    """The value as one that keys of the column are made of, and whether a comparison with it is the same.
+
+    Integers of all widths have the same keys, as have REAL and DOUBLE.
+    """
+    own = type_of(value)
     if isinstance(value, Literal):
         if value.value is None:
             return Literal(None, target), True
-        return _fitted_literal(value, target)
-    own = type_of(value)
-    kind = None if own is None else own.kind
-    if kind is target.kind and kind is Kind.DECIMAL and target.precision:
+        if own is not None and own.kind in NUMBERS and target.kind in NUMBERS:
+            return _fitted_number(value, target)
+    if own is None:
+        return None
+    kind = own.kind
+    if {kind, target.kind} <= INTEGERS or {kind, target.kind} <= FLOATS:
+        return value, True
+    if target.kind in FLOATS and kind in NUMBERS:
+        return Cast(value, Type(Kind.DOUBLE)), True  # as the comparison does
+    if (kind, target.kind) == (Kind.DATE, Kind.TIMESTAMP):
+        return Cast(value, target), True
+    if kind is Kind.DECIMAL and target.kind is kind and target.precision:
         return Cast(value, target), False
-    if kind is target.kind and kind is not Kind.REAL:
-        return value, True
-    if kind in WIDTHS and target.kind in WIDTHS and WIDTHS.index(kind) < WIDTHS.index(target.kind):
-        return value, True
-    return None
+    return (value, True) if kind is target.kind else None
 
 
-def _fitted_literal(value: Literal, target: Type) -> tuple[Expression, bool] | None:
-    given, kind = value.value, target.kind
-    own = None if value.type is None else value.type.kind
-    if kind in NUMBERS:
-        return _fitted_number(given, target) if own in NUMBERS else None
-    return (Literal(given, target), True) if own is kind else None
-
-
-def _fitted_number(given: float | Decimal, target: Type) -> tuple[Expression, bool] | None:
-    """A number as one of the column, unless rounding would make another one of it."""
+def _fitted_number(literal: Literal, target: Type) -> tuple[Expression, bool] | None:
+    """A number as one of the column's kind, unless rounding would make another one of it."""
+    given = literal.value
+    wide = {Kind.REAL: Type(Kind.DOUBLE), Kind.SMALLINT: Type(Kind.BIGINT), Kind.INTEGER: Type(Kind.BIGINT)}
+    kind = wide.get(target.kind, target)
     try:
-        fitted = coerce(given, target, "the number")
+        fitted = coerce(given, kind, "the number")
     except TopicsError:
         return None
-    if target.kind is Kind.DOUBLE:
-        return Literal(fitted, target), True  # what a comparison with a DOUBLE makes of it too
-    return (Literal(fitted, target), True) if fitted == given else None
+    return (Literal(fitted, kind), True) if kind.kind is Kind.DOUBLE or fitted == given else None
 
 
 # --------------------------------------------------------------------- candidates
