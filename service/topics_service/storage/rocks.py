@@ -26,6 +26,7 @@ from topics_service.storage import clean_shutdown, corruption, damagedfiles, key
 from topics_service.storage.absent import AbsentFamily
 from topics_service.storage.holding import Hold, in_use, is_held
 from topics_service.storage.private import make_private
+from topics_service.storage.rocks_snapshot import RocksSnapshot
 from topics_service.storage.store import (
     FIRST_FAMILIES,
     Family,
@@ -52,7 +53,6 @@ _COMPACTING = "rocksdb.num-running-compactions"  # in the whole database
 _FLUSHING = "rocksdb.num-immutable-mem-table"
 _MIN_RESERVE = 4 << 20
 _LARGE = 1 << 40
-_NO_ROW = "key not found"
 _LATER = "Column families not opened"
 _BLOOMED = (
     Family.IDEMPOTENCY,
@@ -322,7 +322,7 @@ class RocksStore:
         try:
             value: bytes | None = self._families[family].get(key)
         except Exception as error:  # rocksdict raises bare Exception
-            raise self._unread(str(error)) from error
+            raise self.unread(str(error)) from error
         return value
 
     def floor(self, family: Family, key: bytes) -> tuple[bytes, bytes] | None:
@@ -345,7 +345,7 @@ class RocksStore:
             cursor.next()
         why = self.why(cursor)
         if why is not None:
-            raise self._unread(why)
+            raise self.unread(why)
 
     def scan_back(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See Store."""
@@ -361,11 +361,11 @@ class RocksStore:
             cursor.prev()
         why = self.why(cursor)
         if why is not None:
-            raise self._unread(why)
+            raise self.unread(why)
 
     def snapshot(self) -> Reader:
         """See Store."""
-        return _View(self)
+        return RocksSnapshot(self)
 
     def why(self, cursor: RdictIter) -> str | None:
         """Explain why the cursor stands at no row, naming the damaged file; None at the end of the rows."""
@@ -376,7 +376,8 @@ class RocksStore:
     def _errors(self) -> dict[str, str]:
         return {}
 
-    def _unread(self, why: str) -> StoreError:
+    def unread(self, why: str) -> StoreError:
+        """The error of a read that failed, naming the damaged file."""
         why = self._named(why)
         return StoreError(f"read failed: {why}", damagedfiles.named_file(why))
 
@@ -453,43 +454,6 @@ class RocksStore:
             raise StoreError(f"close failed: {error}") from error
         finally:
             self._let_go()
-
-
-class _View:
-    """Implements Reader: the rows of tables at one moment.
-
-    Iterators of rocksdict's snapshots are not of the snapshot, so scans are ordinary ones, which are of the moment
-    when they begin: nothing may have been written until then.
-    """
-
-    __slots__ = ("_rows", "_sequence", "_store")
-
-    def __init__(self, store: RocksStore) -> None:
-        self._store = store
-        self._rows = {family: store._families[family].snapshot() for family in (Family.ROWS, Family.INDEXES)}
-        self._sequence = store.next_sequence
-
-    def get(self, family: Family, key: bytes) -> bytes | None:
-        """See Reader."""
-        try:
-            value: bytes = self._rows[family][key]
-        except Exception as error:  # rocksdict raises bare Exception
-            if str(error) == _NO_ROW:
-                return None
-            raise self._store._unread(str(error)) from error
-        return value
-
-    def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See Reader."""
-        return self._begun(self._store.scan(family, start, stop))
-
-    def scan_back(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See Reader."""
-        return self._begun(self._store.scan_back(family, start, stop))
-
-    def _begun(self, rows: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-        assert self._store.next_sequence == self._sequence, "a scan of a snapshot begins before the next write"
-        return rows
 
 
 class ReadingStore(RocksStore):
