@@ -288,7 +288,9 @@ ADDED: Final[Mapping[str, Schema]] = {
             "enum": ["number", "string"],
         },
     },
-    "ExecuteResponse": {"status": {"description": "An error has the status `error`.", "type": "string", "enum": ["success"]}},
+    "ExecuteResponse": {
+        "status": {"description": "An error has the status `error`.", "type": "string", "enum": ["success"]},
+    },
     "SqlServiceConsumeRequest": {"start": _START, "topic_id": _OTHER_NAME},
     "SqlServiceAckRequest": {"topic_id": _OTHER_NAME},
     "Record": {"$encoding": _BINARY},
