@@ -116,6 +116,7 @@ class _Run:
         self._transaction: TableTransaction | None = None
         self._script: Script = Script(())
         self._is_long = len(request.sql) > MAX_TEXT  # takes too long for the event loop
+        self._coerced: tuple[plans.Plan, list[Value]] | None = None  # the parameters of the plan read last
         self._number = 0
         self._deadline = 0.0
 
@@ -200,7 +201,10 @@ class _Run:
     def _parameters(self, plan: plans.Plan) -> Sequence[Value]:
         if self._request.param_rows is not None:
             raise invalid("param_rows needs an INSERT, UPDATE or DELETE")
-        return one_row(self._request.params or (), plan.parameters, exactly=len(self._script.statements) == 1)
+        if self._coerced is None or self._coerced[0] is not plan:
+            exactly = len(self._script.statements) == 1
+            self._coerced = plan, one_row(self._request.params or (), plan.parameters, exactly=exactly)
+        return self._coerced[1]
 
     # ------------------------------------------------------------------------------------------------ reading
 
