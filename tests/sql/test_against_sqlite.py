@@ -115,7 +115,7 @@ changes = st.one_of(
     ),
     st.tuples(
         st.sampled_from(
-            ["c = 'new'", "d = d + 1", "c = NULL, d = e", "e = e + 1", "d = CASE WHEN d = 1 THEN NULL ELSE a END"]
+            ["c = 'new'", "d = d + 1", "c = NULL, d = e", "e = 3", "d = CASE WHEN d = 1 THEN NULL ELSE a END"]
         ),
         wheres,
     ).map(lambda each: f"UPDATE t SET {each[0]}{each[1]}"),
