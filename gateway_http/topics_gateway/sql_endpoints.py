@@ -1,5 +1,6 @@
 """Handlers of SQL, and of consuming and acknowledging messages: JSON in and out."""
 
+import asyncio
 import base64
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
@@ -14,7 +15,7 @@ from topics_gateway.response import Response, encode, json_response
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.sql_body import read_sql
 from topics_service.api.sql.executor import SqlApi
-from topics_service.api.sql.requests import AckRequest, ConsumeRequest, Message, SqlResult
+from topics_service.api.sql.requests import AckRequest, ConsumeRequest, Message, SqlReply, SqlResult
 from topics_service.engine.errors import invalid
 from topics_service.engine.tables.types import Kind, Type
 from topics_service.engine.tables.values import json_converter
@@ -38,10 +39,7 @@ class SqlEndpoints:
         """POST /api/sql. A client that leaves ends what is not committed."""
         sql, as_text = read_sql(await read_json(request, self._settings.max_body_bytes))
         reply = await request.unless_gone(self._api.execute(sql, principal=request.principal))
-        results = [result_members(result, bigint_as_text=as_text) for result in reply.results]
-        if reply.error is not None:
-            raise SqlError(reply.error, results)
-        return Response(200, encode({"status": "success", "results": results, "took": reply.took_ms}))
+        return await asyncio.to_thread(_rendered, reply, as_text) if reply.is_large else _rendered(reply, as_text)
 
     async def consume(self, request: Request) -> Response:
         """POST /api/topics/consume. A client that leaves ends its wait."""
@@ -76,6 +74,14 @@ class SqlEndpoints:
 
     async def _object(self, request: Request) -> JsonObject:
         return await read_object(request, self._settings.max_body_bytes)
+
+
+def _rendered(reply: SqlReply, bigint_as_text: bool) -> Response:
+    """The results as a response. Raises the error of the statement that failed, with the results before it."""
+    results = [result_members(result, bigint_as_text=bigint_as_text) for result in reply.results]
+    if reply.error is not None:
+        raise SqlError(reply.error, results)
+    return Response(200, encode({"status": "success", "results": results, "took": reply.took_ms}))
 
 
 def result_members(result: SqlResult, *, bigint_as_text: bool = False) -> dict[str, Any]:

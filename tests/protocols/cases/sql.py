@@ -37,6 +37,7 @@ SHOWN = [
     "2026-02-28", "23:59:59", "00112233-4455-6677-8899-aabbccddeeff", True,
 ]  # fmt: skip
 
+MANY = range(3000)
 CASES: dict[str, tuple[Sql, ...]] = {
     "constants": (
         Sql("SELECT 1 AS a, 'x' AS b, NULL AS c, true AS d", results=[[[1, "x", None, True]]], counts=[1]),
@@ -77,6 +78,11 @@ CASES: dict[str, tuple[Sql, ...]] = {
         Sql("SELECT * FROM {n}.types", results=[[SHOWN]]),
         Sql("INSERT INTO {n}.types (id, f) VALUES (2, $1)", params=["toolong"], error=("invalid_value", "22001")),
         Sql("INSERT INTO {n}.types (id, a) VALUES (2, $1)", params=[40000], error=("invalid_value", "22003")),
+    ),
+    "many rows": (
+        TABLE,
+        Sql("INSERT INTO {n}.t (id, name, price) VALUES ($1, $2, $3)", param_rows=[[i, f"n{i}", i] for i in MANY]),
+        Sql("SELECT id, name, price FROM {n}.t ORDER BY id", results=[[[i, f"n{i}", f"{i}.00"] for i in MANY]]),
     ),
     "parameters": (
         TABLE,

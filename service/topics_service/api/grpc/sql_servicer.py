@@ -1,6 +1,7 @@
 """SqlService over gRPC."""
 # ruff: noqa: N802  # methods carry the names of the proto
 
+import asyncio
 from typing import Any
 
 from grpc.aio import ServicerContext
@@ -22,7 +23,8 @@ class SqlServicer(sql_service_pb2_grpc.SqlServiceServicer):
 
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
         """See proto/topics/v1/sql_service.proto, as for every method here."""
-        return sql.sql_response(await self._api.execute(sql.sql_request(request), principal=caller()))
+        reply = await self._api.execute(sql.sql_request(request), principal=caller())
+        return await asyncio.to_thread(sql.sql_response, reply) if reply.is_large else sql.sql_response(reply)
 
     async def Consume(self, request: pb.SqlServiceConsumeRequest, context: Context) -> pb.SqlServiceConsumeResponse:
         reply = await self._api.consumers.consume(sql.consume_request(request), principal=caller())

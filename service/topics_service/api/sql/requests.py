@@ -1,12 +1,14 @@
 """Requests and replies of the SQL calls."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.tables.types import Type, Value
+
+_MANY_VALUES: Final = 4096
 
 
 class SqlRequest(Struct, kw_only=True):
@@ -45,6 +47,11 @@ class SqlReply(Struct, kw_only=True):
     results: list[SqlResult]
     error: TopicsError | None = None
     took_ms: float = 0.0
+
+    @property
+    def is_large(self) -> bool:
+        """True if it should be rendered on a thread, which takes some milliseconds then."""
+        return sum(len(result.rows) * len(result.columns) for result in self.results) > _MANY_VALUES
 
 
 class ConsumeRequest(Struct, kw_only=True):
