@@ -14,6 +14,7 @@ from support.bulk import Client, check_whole, pids
 from support.grpc_on_engine import column
 from support.server import ServerProcess
 from support.waiting import poll
+from topics_client import TopicsClient
 from topics_proto.v1 import record_pb2, topic_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_server.settings import SettingsError, load
@@ -313,6 +314,19 @@ def test_a_stop_ends_reads_and_leaves_nothing(tmp_path: Path) -> None:
         assert not (server.data_dir / "bulk-readers").exists()
         beside.close()
         assert "Traceback" not in server.log
+
+
+def test_events_of_tables_are_read_as_other_records(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, env={"TOPICS_BULK_READERS": 1}) as server:
+        with TopicsClient(server.grpc_target) as client:
+            client.sql_script(
+                "CREATE NAMESPACE app; CREATE TABLE app.t (id BIGINT PRIMARY KEY); CREATE INDEX i ON app.t (id);"
+                "CREATE TOPIC app.events WITH (partitions = 1); ALTER TOPIC app.events ADD SOURCE app.t ON INSERT"
+            )
+            client.sql_many("INSERT INTO app.t VALUES ($1)", [(number,) for number in range(30)])
+        beside = Beside(server, 1)
+        assert beside.reader.seqs("app.events", end_seq=30) == list(range(1, 31))
+        beside.close()
 
 
 def test_files_in_the_working_directory_are_no_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,17 @@ from backup.states import everything, fill
 from support.waiting import poll
 from topics_client import NewRecord, RouterConfig, TopicConfig, TopicsClient
 
+TABLES = """
+CREATE NAMESPACE shop;
+CREATE TABLE shop.stock (id BIGINT PRIMARY KEY, n BIGINT NOT NULL, label TEXT UNIQUE);
+CREATE TABLE shop.passing (id BIGINT PRIMARY KEY, n BIGINT);
+CREATE INDEX passing_n ON shop.passing (n);
+CREATE TOPIC shop.events WITH (partitions = 2);
+ALTER TOPIC shop.events ADD SOURCE shop.stock ON INSERT WITH (payload = 'full');
+ALTER TOPIC shop.events ADD SOURCE shop.stock ON UPDATE WITH (payload = 'diff');
+ALTER TOPIC shop.events ADD SOURCE shop.stock ON DELETE;
+INSERT INTO shop.stock (id, n) VALUES """ + ", ".join(f"({number}, {number})" for number in range(50))
+
 
 class Moment(NamedTuple):
     """A time by the server's clock, the server's state at that time, and the last seq of `events` if nothing else
@@ -36,6 +47,7 @@ class History:
     def begin(self, client: TopicsClient) -> None:
         """Topics of every kind."""
         fill(client)
+        client.sql_script(TABLES)
         self.note(client)
 
     def note(self, client: TopicsClient, seq: tuple[str, int] | None = None) -> None:
@@ -50,7 +62,18 @@ class History:
         for _ in range(changes):
             self._number += 1
             change = self._chance.choice(
-                [self._append, self._append, self._delete, self._work, self._commit, self._recreate, self._configure]
+                [
+                    self._append,
+                    self._append,
+                    self._delete,
+                    self._work,
+                    self._commit,
+                    self._recreate,
+                    self._configure,
+                    self._transact,
+                    self._transact,
+                    self._define,
+                ]
             )
             self.note(client, change(client))
 
@@ -79,6 +102,29 @@ class History:
     def _commit(self, client: TopicsClient) -> None:
         client.append("orders", {"order": self._number}, tag=f"eu:{self._number}")  # a router copies it
         client.commit_positions("billing", {"orders": client.get_topic("orders", touch=False).head_seq - 3})
+
+    def _transact(self, client: TopicsClient) -> None:
+        """Rows and their events, in one commit."""
+        number = self._number
+        client.sql_script(
+            f"BEGIN; INSERT INTO shop.stock (id, n, label) VALUES ({1000 + number}, {number}, 'label {number}');"
+            f"UPDATE shop.stock SET n = n + 1 WHERE id % 7 = {number % 7};"
+            f"DELETE FROM shop.stock WHERE id = {self._chance.randrange(60)}; COMMIT"
+        )
+
+    def _define(self, client: TopicsClient) -> None:
+        number = self._number
+        client.sql_script(
+            self._chance.choice(
+                [
+                    f"CREATE INDEX by_n_{number} ON shop.stock (n)",
+                    f"ALTER TABLE shop.stock ADD COLUMN c{number} BIGINT DEFAULT {number}",
+                    f"CREATE TABLE shop.t{number} (id BIGINT PRIMARY KEY); INSERT INTO shop.t{number} VALUES (1), (2)",
+                    "TRUNCATE TABLE shop.passing; INSERT INTO shop.passing SELECT id, n FROM shop.stock",
+                    "DROP TABLE shop.passing; CREATE TABLE shop.passing (id BIGINT PRIMARY KEY, n BIGINT)",
+                ]
+            )
+        )
 
     def _recreate(self, client: TopicsClient) -> None:
         client.delete_topic("passing")

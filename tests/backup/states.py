@@ -74,6 +74,16 @@ def everything(client: TopicsClient) -> dict[str, Any]:
         found[f"group {group.group}"] = [
             (position.topic, position.partition, position.from_seq) for position in client.fetch_positions(group.group)
         ]
+    return found | tables(client)
+
+
+def tables(client: TopicsClient) -> dict[str, Any]:
+    """Definitions of tables and routes, and all rows, by table."""
+    found: dict[str, Any] = {}
+    for name in ("tables", "columns", "indexes", "topic_routes"):
+        found[f"definitions {name}"] = sorted(map(repr, client.sql(f"SELECT * FROM system.{name}").tuples))
+    for table in client.sql("SELECT table_id FROM system.tables"):
+        found[f"rows {table['table_id']}"] = client.sql(f"SELECT * FROM {table['table_id']}").tuples
     return found
 
 

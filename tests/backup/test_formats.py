@@ -99,3 +99,30 @@ def test_the_backup_of_the_first_version_opens(tmp_path: Path, restored: Restore
         assert found["group billing"] == [("events", 2, 17), ("orders", 0, 40)]
         assert client.append("orders", "new", tag="eu:new").first_seq == 101
         assert client.get_router("copier").forwarded_total == 67
+
+
+def test_a_backup_of_before_tables_and_the_log_behind_it(tmp_path: Path, restored: Restored) -> None:
+    """The log of a directory that was moved on begins anew: rows come back from a backup made after that."""
+    cli = Cli()
+    with tarfile.open(KEPT) as archive:
+        archive.extractall(tmp_path, filter="data")
+    kept = tmp_path / "backups-of-format-1"
+    cli("backup", "restore", "--from", kept, "--to", tmp_path / "old")
+    env = {"TOPICS_WAL_ARCHIVE_SECONDS": 3600}
+    with ServerProcess(tmp_path / "server", env=env, data_dir=tmp_path / "old") as server:
+        cli.url = server.grpc_target
+        with TopicsClient(server.grpc_target) as client:
+            client.sql_script("CREATE NAMESPACE app; CREATE TABLE app.t (id BIGINT PRIMARY KEY)")
+            client.sql("INSERT INTO app.t VALUES (1)")
+            cli("backup", "archive", "--to", kept, "--data-dir", server.data_dir)
+            told = cli("backup", "restore", "--at", "latest", "--from", kept, "--to", tmp_path / "early", code=1).err
+            assert "no backup in the target is of a server with TOPICS_WAL_ARCHIVE_SECONDS" in told
+            cli("backup", "create", "--to", kept)
+            client.sql("INSERT INTO app.t VALUES (2)")
+            before = everything(client)
+            cli("backup", "archive", "--to", kept, "--data-dir", server.data_dir)
+    cli("backup", "restore", "--at", "latest", "--from", kept, "--to", tmp_path / "new")
+    with TopicsClient(restored(tmp_path / "new").grpc_target) as client:
+        found = everything(client)
+        assert found["rows app.t"] == [(1,), (2,)]
+        assert found == before

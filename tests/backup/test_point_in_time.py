@@ -128,6 +128,7 @@ def test_any_moment_of_a_history_comes_back_as_it_was(
         new = tmp_path / f"new-{number}"
         told = cli("backup", "restore", flag, point, "--from", target, "--to", new, "--json").row
         assert told["written_ms"] <= moment.ms
+        assert cli("verify", "--data-dir", new, "--deep", "--json").row["clean"]
         with TopicsClient(restored(new).grpc_target) as client:
             found = everything(client)
             assert found.keys() == moment.state.keys(), (flag, point)
@@ -139,6 +140,31 @@ def test_any_moment_of_a_history_comes_back_as_it_was(
     assert all(row["intact"] for row in rows)
     assert rows[-1]["id"].startswith("log ")
     assert rows[-1]["records"] == told["records"]
+
+
+def test_a_cut_between_statements_has_rows_and_their_events_or_neither(
+    server: ServerProcess, cli: Cli, target: Path, tmp_path: Path, restored: Restored
+) -> None:
+    with TopicsClient(server.grpc_target) as client:
+        client.sql_script(
+            "CREATE NAMESPACE cut; CREATE TABLE cut.t (id BIGINT PRIMARY KEY, n BIGINT);"
+            "CREATE INDEX t_n ON cut.t (n); CREATE TOPIC cut.events WITH (partitions = 1);"
+            "ALTER TOPIC cut.events ADD SOURCE cut.t ON INSERT WITH (payload = 'full')"
+        )
+        cli("backup", "create", "--to", target)
+        for number in range(6):
+            client.sql_many("INSERT INTO cut.t VALUES ($1, $2)", [(3 * number + i, number) for i in range(3)])
+    cli("backup", "archive", "--to", target, "--data-dir", server.data_dir)
+    for number, (seq, rows) in enumerate(((3, 3), (10, 12), (18, 18))):
+        new = tmp_path / f"new-{number}"
+        cli("backup", "restore", "--at-seq", f"cut.events:{seq}", "--from", target, "--to", new)
+        assert cli("verify", "--data-dir", new, "--json").row["clean"]
+        with TopicsClient(restored(new).grpc_target) as client:
+            found = client.sql("SELECT id, n FROM cut.t").tuples
+            assert found == [(each, each // 3) for each in range(rows)]
+            events = [record.value for record in records(contents(client, "cut.events"))]
+            assert [(event["id"], event["n"]) for event in events] == found
+            assert client.sql("SELECT count(*) FROM cut.t WHERE n >= 0").scalar() == rows
 
 
 def test_a_moment_under_load_is_one_moment(
