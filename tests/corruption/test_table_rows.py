@@ -22,8 +22,9 @@ from topics_service.engine.model import ConfigInput
 from topics_service.engine.repair import Action
 from topics_service.engine.tables.catalog import NAMESPACE_ROWS, NEXT_TABLE, TABLE_ROWS
 from topics_service.engine.tables.indexing import BUILD_ROWS
+from topics_service.engine.tables.messages import LAST_ID
 from topics_service.engine.tables.removal import REMOVED_ROWS
-from topics_service.engine.tables.topic_catalog import ALIAS_ROWS, ROUTE_ROWS
+from topics_service.engine.tables.topic_catalog import ALIAS_ROWS, COUNT_ROWS, ROUTE_ROWS, encode_counts
 from topics_service.engine.verify import Problem
 from topics_service.storage import keys
 from topics_service.storage.memory import MemoryStore
@@ -185,6 +186,15 @@ def stray_build(rows: Rows) -> None:
     rows.batch.put(Family.TABLES, BUILD_ROWS + PEOPLE + b"\x00\x00\x00\x02", PEOPLE + b"\x01")
 
 
+def damage_last_id(rows: Rows) -> None:
+    rows.batch.put(Family.META, LAST_ID, b"\x01")
+
+
+def stray_counters(rows: Rows) -> None:
+    key, _ = rows.of(Family.TABLES, ROUTE_ROWS)[0]
+    rows.batch.put(Family.TABLES, COUNT_ROWS + key[len(ROUTE_ROWS) : -1] + b"\x02", encode_counts(5, 1))
+
+
 def unknown_kind(rows: Rows) -> None:
     rows.batch.put(Family.TABLES, b"sequence\x00x", b"\x01")
 
@@ -219,6 +229,8 @@ CASES = [
     Case(damage_route, "damaged", None, "of a route is damaged", "lost: the definition"),
     Case(stray_alias, "orphan", None, 'the alias "app.feed" is of topic 77', 'dropped: the alias "app.feed"'),
     Case(stray_build, "orphan", "app.people", "an index that is not being built", "dropped: the progress of building"),
+    Case(damage_last_id, "damaged", None, "the last message id has 1 bytes", "derived: the last message id"),
+    Case(stray_counters, "orphan", None, "a route that does not exist", "dropped: the counters"),
     Case(unknown_kind, "damaged", None, "is of no known kind", "lost: the definition"),
 ]  # fmt: skip
 

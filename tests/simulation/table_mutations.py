@@ -99,7 +99,12 @@ _BUGS: dict[str, Planted] = {
     "removals that a start forgets": lambda: patch.object(Removals, "load", lambda _: None),
     "rows removed before that is durable": lambda: patch.object(Removals, "step", _removed_at_once),
     "routes that outlive their topic": lambda: patch.object(TopicCatalog, "stage_removal", lambda *_: None),
-    "message ids given out again after a start": lambda: patch.object(MessageIds, "start_after", lambda *_: None),
+    "message ids given out again after a start": lambda: patch.multiple(
+        MessageIds, load=lambda *_: None, start_after=lambda *_: None
+    ),
+    "a message id that is not stored": lambda: patch.multiple(
+        MessageIds, stage=lambda *_: None, start_after=lambda *_: None
+    ),
     "before and after exchanged": lambda: patch.object(payloads.Payloads, "diff", _turned_around),
 }
 

@@ -56,6 +56,8 @@ class State:
     rows: dict[int, Rows] = field(default_factory=dict)
     routes: frozenset[Route] = frozenset()
     folds: dict[int, Fold] = field(default_factory=dict)
+    last_id: int = 0
+    """The highest message id."""
 
 
 class Tables:
@@ -67,7 +69,6 @@ class Tables:
         self.view: dict[int, Rows] = {}
         self._pending: list[tuple[int, dict[int, Rows]]] = []
         self._history: History[State] = [(0, self.state)]
-        self._last_id = 0
 
     def named(self, name: str) -> Table | None:
         """The table of this name, as it is written."""
@@ -155,7 +156,6 @@ class Tables:
         if not changes:
             return
         demand(world.w > written, "changes are acknowledged that were not written")
-        self._keep(replace(self.state, rows={**self.state.rows, **rows}))
         waits = any(table.durability == "fsync" for table in touched)
         waits = waits or any(topic.config.durability == "fsync" for topic in topics.values())
         demand(ticket > world.synced or not waits, "changes of the class fsync are shown before the fsync")
@@ -163,7 +163,8 @@ class Tables:
         for name, topic in topics.items():
             ids += self._appended(topic, heads[name], [each[1:] for each in targets if each[0] is topic])
         demand(len(set(ids)) == len(ids), f"the message ids {ids} are not unique")
-        self._last_id = max([self._last_id, *ids])
+        last = max([self.state.last_id, *ids])
+        self._keep(replace(self.state, rows={**self.state.rows, **rows}, last_id=last))
         if ticket > world.synced:
             self._pending.append((ticket, dict(rows)))
             world.trace.meet("a commit that waits for its fsync")
@@ -197,7 +198,7 @@ class Tables:
         told = sorted((rec.tag or b"", json.dumps(_meta(rec)), json.dumps(json.loads(rec.data))) for rec in found)
         demand(told == expected, f"the events of a commit are {told}, not {expected}")
         state = log.written.expired(topic.config.ttl_ms, world.now, world.hold(topic, 0))
-        ids, last = list[int](), self._last_id
+        ids, last = list[int](), self.state.last_id
         for rec in found:
             demand(rec.ts >= max(world.now, state.last_ts), "the time of an event goes back")
             ids.append(int(json.loads(rec.meta or b"{}")["message_id"]))
@@ -317,9 +318,6 @@ class Tables:
         demand(found == self.state.tables, f"the tables are {found}, not {self.state.tables}")
         routes = frozenset(engine.topic_catalog.all_routes())
         demand(routes == self.state.routes, f"the routes are {routes}, not {self.state.routes}")
-        targets = [self._world.topics.by_number(route.topic) for route in self.state.routes]
-        live = [rec for topic in targets if topic is not None for rec in topic.log.written.live.values()]
-        self._last_id = max((int(json.loads(rec.meta)["message_id"]) for rec in live if _is_event(rec)), default=0)
 
     def _keep(self, state: State) -> None:
         self.state = state
@@ -382,10 +380,6 @@ def _meta(rec: Rec) -> dict[str, Any]:
     meta: dict[str, Any] = json.loads(rec.meta or b"{}")
     meta.pop("message_id", None)
     return meta
-
-
-def _is_event(rec: Rec) -> bool:
-    return b'"message_id"' in (rec.meta or b"")
 
 
 def _ordered(value: Value) -> tuple[bool, Any]:

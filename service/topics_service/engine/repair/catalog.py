@@ -8,6 +8,7 @@ from topics_service.engine.model import TopicConfig
 from topics_service.engine.repair.actions import Rows, log_of
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.tables.catalog import NEXT_TABLE
+from topics_service.engine.tables.messages import LAST_ID
 from topics_service.engine.topic import TopicRow, decode_row
 from topics_service.engine.verify.findings import DECODING, Part
 from topics_service.storage import keys
@@ -199,6 +200,9 @@ def facts(rows: Rows, ledger: Ledger, *, end_lost: bool = False) -> None:
         rows.report(
             "derived", "the end of the last run: it counts as a power cut, topics continue above their ceilings"
         )
+    if len(found.get(LAST_ID, b"12345678")) != 8:
+        del found[LAST_ID]
+        rows.report("derived", "the last message id: ids continue above the times of the newest messages")
     found.pop(b"format", None)  # a new store has its own
     for name, value in found.items():
         rows.put(Family.META, name, value)

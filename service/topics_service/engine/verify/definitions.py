@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from topics_service.engine.tables import catalog, compilation, references, topic_catalog
 from topics_service.engine.tables.indexing import BUILD_ROWS
+from topics_service.engine.tables.messages import LAST_ID
 from topics_service.engine.tables.model import DEFAULT_NAMESPACE, IndexState, Namespace, Route, Table, TableName
 from topics_service.engine.tables.removal import REMOVED_ROWS
 from topics_service.engine.tables.runtime import TableRuntime
@@ -214,6 +215,9 @@ def check(findings: Findings, topics: Iterable[int]) -> Definitions:
                 findings.report("missing", "there is no counter of tables")
         elif keys.read_u64(value) <= last:
             findings.report("mismatch", f"the counter of tables is not above {last}")
+    for _, row in findings.rows(Family.META, LAST_ID, LAST_ID + b"\0"):
+        if len(row) != 8:
+            findings.report("damaged", f"the last message id has {len(row)} bytes")
     return found
 
 
