@@ -120,8 +120,8 @@ def _cell(context: Context, column: ColumnSchema) -> Callable[[Cell], Expression
                 raise
         elif tree.__class__ is syntax.Parameter:
             context.use_parameter(tree.number)
-            context.type_parameter(tree.number, kind, tree.at)
-            return Parameter(tree.number, kind)
+            known = context.type_parameter(tree.number, kind, tree.at)
+            return binder.assign(Parameter(tree.number, known), kind, what, tree.at)
         return None if isinstance(tree, Default) else binder.assigned(tree, kind, what)
 
     return cell

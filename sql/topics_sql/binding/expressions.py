@@ -294,8 +294,7 @@ class Expressions:
                     value = None if bound.value is None else values.from_text(bound.value, kind, "the text")
                     return Literal(value, kind)
         elif isinstance(bound, Parameter) and bound.type is None:
-            self.context.type_parameter(bound.number, kind, at)
-            return Parameter(bound.number, kind)
+            return Parameter(bound.number, self.context.type_parameter(bound.number, kind, at))
         return bound
 
     def _alike(

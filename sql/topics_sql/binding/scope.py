@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.tables.casts import NUMBERS, common
+from topics_service.engine.tables.casts import NUMBERS
 from topics_service.engine.tables.expressions import Column, Side
 from topics_service.engine.tables.model import RESERVED_NAMESPACES, Table, TableName
 from topics_service.engine.tables.schema import Schema
@@ -67,20 +67,19 @@ class Context(Struct):
         """Note that the text names a parameter."""
         self.parameters.setdefault(number, None)
 
-    def type_parameter(self, number: int, kind: Type, at: int) -> None:
-        """Note the type of a parameter. Raises `invalid_value` if another use gave one that differs."""
+    def type_parameter(self, number: int, kind: Type, at: int) -> Type:
+        """The type of a parameter: that of its first use which has one. Raises `invalid_value` if this one differs.
+
+        Numbers of several types may meet, and texts of several lengths.
+        """
         known = self.parameters.get(number)
-        if known is None or known == kind:
+        if known is None:
             self.parameters[number] = kind
-            return
+            return kind
         if known.kind is not kind.kind and not {known.kind, kind.kind} <= NUMBERS:
-            raise self.refuse(
-                at,
-                f"${number} is {known.name} in one place and {kind.name} here: cast it",
-                Reason.INVALID_VALUE,
-                "42P08",
-            )
-        self.parameters[number] = common([Type(known.kind), Type(kind.kind)])
+            message = f"${number} is {known.name} in one place and {kind.name} here: cast it"
+            raise self.refuse(at, message, Reason.INVALID_VALUE, "42P08")
+        return known
 
     def parameter_types(self) -> tuple[Type | None, ...]:
         """The types of all parameters; None for a number that is left out, which another statement of the text uses."""

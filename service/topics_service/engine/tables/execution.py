@@ -62,6 +62,8 @@ class InsertStatement:
         self._places = [runtime.places[column] for column in action.columns]
         self._makers = [_maker(runtime, self._places, row) for row in action.rows]
         self._select = select
+        outputs = () if action.select is None else action.select.outputs
+        self._fits = [runtime.fit(place, output.type) for place, output in zip(self._places, outputs, strict=False)]
         self._returning = Returning(runtime, action.returning)
         self._conflict = None if action.conflict is None else _Conflict(runtime, action.conflict)
 
@@ -110,8 +112,8 @@ class InsertStatement:
             row: Row = [None] * len(runtime.places)
             for place, default in defaults:
                 row[place] = default((), None, ())
-            for place, value in zip(places, values, strict=True):
-                row[place] = value
+            for place, fit, value in zip(places, self._fits, values, strict=True):
+                row[place] = value if fit is None else fit(value)
                 nbytes += len(value) if isinstance(value, str | bytes) else 0
             nbytes += _ROW_BYTES
             if nbytes > MAX_BYTES:
@@ -228,10 +230,10 @@ def _maker(runtime: TableRuntime, places: Sequence[int], row: Sequence[Expressio
         expression = given.get(place)
         if isinstance(expression, Literal):
             template[place] = expression.value
-        elif isinstance(expression, Parameter):
+        elif isinstance(expression, Parameter) and runtime.fit(place, expression.type) is None:
             picks.append((place, expression.number - 1))
         elif expression is not None:
-            evaluators.append((place, runtime.compile(expression)))
+            evaluators.append((place, runtime.assigned(place, expression)))
         elif default is not None:
             evaluators.append((place, default))
 
@@ -259,7 +261,7 @@ def _assigner(
             name = runtime.table.columns[place].name
             message = f'column "{name}" of the primary key can\'t be updated: delete the row and insert another'
             raise sql_error(Reason.UNSUPPORTED_SQL, message, column=name)
-        pairs.append((place, runtime.defaults[place] if expression is None else runtime.compile(expression)))
+        pairs.append((place, runtime.defaults[place] if expression is None else runtime.assigned(place, expression)))
 
     def assign(old: Row, other: Row | None, parameters: Sequence[Value]) -> Row:
         new = old.copy()

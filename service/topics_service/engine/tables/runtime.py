@@ -8,10 +8,11 @@ from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables import compilation, keycode, rowcode
 from topics_service.engine.tables.compilation import Evaluator
 from topics_service.engine.tables.errors import sql_error
-from topics_service.engine.tables.expressions import Expression
+from topics_service.engine.tables.expressions import Expression, type_of
 from topics_service.engine.tables.functions import Environment
 from topics_service.engine.tables.model import Index, Table
-from topics_service.engine.tables.types import Value
+from topics_service.engine.tables.types import Type, Value
+from topics_service.engine.tables.values import coercer
 from topics_service.storage import keys
 from topics_service.storage.store import StoreError
 
@@ -77,13 +78,28 @@ class TableRuntime:
         """The defaults of the columns; None for NULL."""
         if self._defaults is None:
             self._defaults = [
-                None if column.default is None else self.compile(column.default) for column in self.table.columns
+                None if column.default is None else self.assigned(place, column.default)
+                for place, column in enumerate(self.table.columns)
             ]
         return self._defaults
 
     def compile(self, expression: Expression) -> Evaluator:
         """Compile an expression over rows of the table."""
         return compilation.compile_expression(expression, self.places, self.environment)
+
+    def assigned(self, place: int, expression: Expression) -> Evaluator:
+        """Compile an expression whose value goes into a column."""
+        evaluate, fit = self.compile(expression), self.fit(place, type_of(expression))
+        if fit is None:
+            return evaluate
+        return lambda row, other, parameters: fit(evaluate(row, other, parameters))
+
+    def fit(self, place: int, given: Type | None) -> Callable[[Value], Value] | None:
+        """The function that fits values of a type to a column with a length or a precision; None if they are fit."""
+        column = self.table.columns[place]
+        if given == column.type or not (column.type.length or column.type.precision):
+            return None
+        return coercer(column.type, f'column "{column.name}"')
 
     def matcher(
         self, expression: Expression
