@@ -28,6 +28,7 @@ from topics_service.engine.engine import Engine
 from topics_service.statistics import SpaceStatistics
 from topics_service.storage import checkpoint, properties
 from topics_service.storage.reclaim import Reclaim
+from topics_service.storage.segment_upkeep import SegmentUpkeep
 from topics_service.storage.store import StoreError
 from topics_service.storage.tombstone_compaction import TombstoneCompaction
 from topics_sql.reader import Reader
@@ -55,7 +56,12 @@ class Core:
             engine.writer.span = Observers(*traces.observers)
         self._commit = GroupCommit.for_engine(engine)
         engine.writer.on_write_failed = lambda error: log.critical("the server is read-only from now on: %s", error)
-        self._reclaim = Reclaim(store, lambda: engine.writer.total_bytes)
+        self._segments = SegmentUpkeep(
+            store,
+            has_room=lambda: not settings.min_free_bytes or self._space.left() > 2 * settings.min_free_bytes,
+            is_sound=lambda: engine.writer.failure is None,
+        )
+        self._reclaim = Reclaim(store, lambda: engine.writer.total_bytes, self._segments)
         engine.writer.on_freed = self._reclaim.freed
         self._tombstones = TombstoneCompaction(store)
         self._lag = LoopLag()
@@ -86,7 +92,7 @@ class Core:
             disk=self._disk,
             min_free_bytes=settings.min_free_bytes,
             space=statistics,
-            store=lambda: properties.read(settings.data_path, store.families),
+            store=lambda: properties.read(settings.data_path, store.families, store.merged),
             wal_switches=store.wal_switches,
             request_bytes=lambda: memory.used if memory is not None else 0,
             traces=traces.statistics,
@@ -118,6 +124,7 @@ class Core:
             self._lag.run(),
             trim_archive(self._settings, self.api.metrics.archive),
             maintenance.compact_tombstones(self._tombstones),
+            maintenance.keep_segments(self._segments),
         ]
         if self._settings.min_free_bytes:
             work.append(self._space.keep())
@@ -137,6 +144,7 @@ class Core:
         """Make pending writes durable, end the threads, and close the engine. Call it when no calls are left."""
         await asyncio.to_thread(self._commit.stop)
         await asyncio.to_thread(self._tombstones.stop)
+        await asyncio.to_thread(self._segments.stop)
         await asyncio.to_thread(self._reclaim.stop)
         self.authorizer.passwords.close()
         with contextlib.suppress(StoreError):

@@ -1,4 +1,5 @@
-"""Periodic work on the event loop: recovery slices, maintenance of the engine, free space, tombstone compaction."""
+"""Periodic work on the event loop: recovery slices, maintenance of the engine, free space, tombstone compaction,
+space of dead records."""
 
 import asyncio
 import logging
@@ -8,7 +9,9 @@ from topics_client.units import counted
 from topics_server.disk import FreeSpace
 from topics_service.api.grpc.server import GrpcServer
 from topics_service.engine.engine import Engine
+from topics_service.storage import segment_upkeep
 from topics_service.storage.boot import boot_id
+from topics_service.storage.segment_upkeep import SegmentUpkeep
 from topics_service.storage.tombstone_compaction import PERIOD_SECONDS, TombstoneCompaction
 
 log = logging.getLogger("topics.server")
@@ -56,6 +59,16 @@ async def compact_tombstones(compaction: TombstoneCompaction) -> None:
             await asyncio.to_thread(compaction.run)
         except Exception as error:  # rocksdict raises bare Exception
             log.warning("could not compact tombstone-only SST files, will retry: %s", error)
+
+
+async def keep_segments(upkeep: SegmentUpkeep) -> None:
+    """Periodically give back the space of dead records, until cancelled. Errors are logged and retried."""
+    while True:
+        await asyncio.sleep(segment_upkeep.PERIOD_SECONDS)
+        try:
+            await asyncio.to_thread(upkeep.run)
+        except Exception as error:  # rocksdict raises bare Exception
+            log.warning("could not give back the space of dead records, will retry: %s", error)
 
 
 def _measure(engine: Engine, disk: FreeSpace) -> None:

@@ -17,7 +17,9 @@ from topics_service.storage import checksummed, repair_swap
 from topics_service.storage import repair as storage
 from topics_service.storage.holding import is_held
 from topics_service.storage.private import make_private
-from topics_service.storage.rocks import RocksBatch, RocksStore, _name
+from topics_service.storage.rocks import RocksStore
+from topics_service.storage.rocks_batch import RocksBatch
+from topics_service.storage.rocks_options import _name
 from topics_service.storage.store import Family, StoreError, StoreOpenError
 from topics_service.storage.wal.repair import what_is_left
 

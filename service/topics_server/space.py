@@ -100,7 +100,7 @@ class DiskSpace:
             self._compaction = 0
             self._report(now, short=False)
             return
-        self._compaction = properties.compaction_bytes(self._store.families)
+        self._compaction = properties.compaction_bytes(self._store.merged)
         spare = self.left() - self._reserve
         refused, self._refused = self._refused, self._statistics.refused
         is_short = spare < 0 or self._refused > refused
@@ -144,7 +144,7 @@ class DiskSpace:
 
     def _is_enough(self) -> bool:
         self.measure()
-        self._compaction = properties.compaction_bytes(self._store.families)
+        self._compaction = properties.compaction_bytes(self._store.merged)
         return self._disk.free_bytes > self._reserve * 4 + self._compaction
 
     def _report(self, now: float, *, short: bool) -> None:

@@ -22,6 +22,8 @@ from topics_service.storage.store import Family
 from topics_service.storage.wal import archive
 from topics_service.storage.wal.batches import MOMENT_KEY, batches, rows, written_ms
 
+FAMILIES = sorted(set(Family) - {Family.BLOCKS, Family.SEGMENTS})  # whose rows go to the log as they are
+
 
 @dataclass
 class Clock:
@@ -63,7 +65,7 @@ def test_every_row_is_read_back_in_order_across_files(tmp_path: Path, clock: Clo
         clock.ms += number % 3
         batch = store.batch()
         for row in range(chance.randrange(1, 4)):
-            family = chance.choice(list(Family))
+            family = chance.choice(FAMILIES)
             key, value = keys.pair(number, row), chance.randbytes(chance.choice([0, 10, 5000, 40_000, 200_000]))
             batch.put(family, key, value)
             written.append((ids[family], key, value))
@@ -181,7 +183,7 @@ def test_a_long_log_is_compacted_before_anything_is_written(tmp_path: Path, monk
     """RocksDB takes it in as tables of level 0, by tiny write buffers here, and then takes no writes for a while."""
     store = RocksStore(tmp_path / "data", keep_log=True)
     for number in range(400):  # tables whose keys overlap: RocksDB moves others without a compaction
-        put(store, Family.BLOCKS, keys.u64(number * 99 % 400), random.Random(number).randbytes(20_000))
+        put(store, Family.TAGS, keys.u64(number * 99 % 400), random.Random(number).randbytes(20_000))
     shutil.copytree(tmp_path / "data", tmp_path / "copy")
     next_seq = store.next_sequence
     store.close()

@@ -22,7 +22,7 @@ from support.server import ServerProcess
 from topics_client import Gap, Record, TopicsClient
 from topics_server.repair import uncertain
 from topics_service.storage import repair as storage
-from topics_service.storage.rocks import _name
+from topics_service.storage.rocks_options import _name
 from topics_service.storage.store import Family, StoreOpenError
 
 JUMP = 1 << 20

@@ -14,6 +14,7 @@ from topics_service.storage.secondary import SecondaryStore
 from topics_service.storage.store import FIRST_FAMILIES, Family, StoreOpenError
 from topics_service.storage.wal import archive
 
+KEY = bytes(24)
 ADDED = sorted(set(Family) - set(FIRST_FAMILIES))
 
 
@@ -44,7 +45,7 @@ def test_a_move_to_the_format_adds_the_families_and_begins_a_new_line_of_the_log
     store = RocksStore(old, keep_log=True)
     batch = store.batch()
     for family in ADDED:
-        batch.put(family, b"a", b"1")
+        batch.put(family, KEY, b"1")
     store.write(batch)
     store.close()
     moved = archive.line_of(old)
@@ -52,7 +53,7 @@ def test_a_move_to_the_format_adds_the_families_and_begins_a_new_line_of_the_log
     assert (moved.id != before.id, moved.first > before.first) == (True, True)
     assert set(family_ids(old)) == set(Family)
     store = RocksStore(old, keep_log=True)
-    assert [store.get(family, b"a") for family in ADDED] == [b"1"] * len(ADDED)
+    assert [store.get(family, KEY) for family in ADDED] == [b"1"] * len(ADDED)
     store.close()
     assert archive.line_of(old) == moved
 

@@ -13,7 +13,7 @@ import pytest
 from topics_service.storage import keys, manifest, rocks
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family, StoreOpenError
-from topics_service.storage.wal import end_mark
+from topics_service.storage.wal import end_mark, validation
 from topics_service.storage.wal.archive import numbered
 from topics_service.storage.wal.batches import batches
 
@@ -249,7 +249,7 @@ def test_a_start_of_what_was_closed_looks_at_no_log(tmp_path: Path, monkeypatch:
     for number in range(50):
         put(store, number)
     store.close()
-    monkeypatch.setattr(rocks.validation, "find_break", None)
+    monkeypatch.setattr(validation, "find_break", None)
     assert count(tmp_path / "data", OTHER) == 50
 
 

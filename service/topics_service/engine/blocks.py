@@ -242,6 +242,8 @@ class LogBlocks:
                 row, why = error.below, str(error)
                 if error.above is not None and keys.read_u64(error.above) == self.log_id:
                     last = keys.read_u64(error.above, 8) - 1
+                if error.at is not None and keys.read_u64(error.at) == self.log_id:
+                    raise self._unreadable(seq, keys.read_u64(error.at, 8), last, why) from error
             except StoreError as error:
                 raise self._unreadable(seq, None, None, str(error)) from error
             if row is None or keys.read_u64(row[0]) != self.log_id:

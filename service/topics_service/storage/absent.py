@@ -10,6 +10,9 @@ class AbsentCursor:
     def seek_for_prev(self, key: bytes) -> None:
         """See RdictIter."""
 
+    def seek_to_last(self) -> None:
+        """See RdictIter."""
+
     def valid(self) -> bool:
         """See RdictIter."""
         return False

@@ -12,19 +12,23 @@ from rocksdict import Rdict, RdictIter, ReadOptions
 from topics_service.storage.store import StoreError
 
 KEY_BYTES: Final = 24
+_MOST_VALUES: Final = 256  # that are tried in each direction
 
 
 class DamagedRowsError(StoreError):
     """A row and others around it are unreadable.
 
     `below` is the nearest row in front of them, `above` the key of the nearest one behind; None: there is none up to
-    the end of the family.
+    the end of the family. `at` is the key of the first of them, where the rows are there and only their values are not.
     """
 
-    def __init__(self, why: str, below: tuple[bytes, bytes] | None, above: bytes | None) -> None:
-        super().__init__(f"read failed: {why}")
+    def __init__(
+        self, why: str, below: tuple[bytes, bytes] | None, above: bytes | None, *, at: bytes | None = None
+    ) -> None:
+        super().__init__(why if at is not None else f"read failed: {why}")
         self.below = below
         self.above = above
+        self.at = at
 
 
 def error_of(cursor: RdictIter) -> str | None:
@@ -53,6 +57,28 @@ def seek_behind(rows: Rdict, options: ReadOptions, bad: bytes) -> RdictIter | No
             return None
     cursor = look(_first(look, low, low + step))
     return cursor if cursor is not None and cursor.valid() else None
+
+
+def unreadable(rows: Rdict, key: bytes, is_readable: Callable[[bytes, bytes], bool]) -> tuple[bytes, bytes | None]:
+    """Find the stretch of unreadable values around that of the row `key`, within its log.
+
+    Returns the key of its first row, and of the next row behind it, if any.
+    """
+    cursor, first, above = rows.iter(), key, None
+    cursor.seek(key)
+    for _ in range(_MOST_VALUES):
+        cursor.prev()
+        if not cursor.valid() or cursor.key()[:8] != key[:8] or is_readable(cursor.key(), cursor.value()):
+            break
+        first = cursor.key()
+    cursor = rows.iter()
+    cursor.seek(key)
+    for _ in range(_MOST_VALUES):
+        cursor.next()
+        above = cursor.key() if cursor.valid() else None
+        if above is None or above[:8] != key[:8] or is_readable(above, cursor.value()):
+            break
+    return first, above
 
 
 def floor(rows: Rdict, key: bytes, why: str) -> tuple[bytes, bytes] | None:

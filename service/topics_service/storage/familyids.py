@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from topics_service.storage import manifest
-from topics_service.storage.rocks import _name
+from topics_service.storage.rocks_options import _name
 from topics_service.storage.store import FIRST_FAMILIES, Family
 
 

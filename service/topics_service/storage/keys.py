@@ -19,6 +19,7 @@ POSITIONS            group number, topic number, partition
 ROWS                 table number, primary key (`engine.tables.keycode`)
 INDEXES              table number, index number (4 bytes), indexed values, primary key
 TABLES               kind of definition and a zero byte, then the number or the name of what it is of
+SEGMENTS             position, key of a row of BLOCKS (`segments`)
 
 Below a log id, TAGS has, each kind after two zero bytes and in this order:
 

@@ -26,8 +26,9 @@ class StoreState(Struct, frozen=True, kw_only=True):
     background_errors: int = 0
 
 
-def read(path: Path, families: Iterable[Any]) -> StoreState:
-    """The state of the open database at `path`, whose families these are. Microseconds: nothing is read from files."""
+def read(path: Path, families: Iterable[Any], merged: Iterable[Any]) -> StoreState:
+    """The state of the open database at `path`, whose families these are. Compactions rewrite those that are
+    `merged`. Microseconds: nothing is read from files."""
     each = list(families)
     if not each:
         return StoreState()
@@ -46,7 +47,9 @@ def read(path: Path, families: Iterable[Any]) -> StoreState:
         block_cache_bytes=whole("block-cache-usage"),
         compactions=whole("num-running-compactions"),
         flushes=whole("num-running-flushes"),
-        compaction_pending_bytes=total("estimate-pending-compaction-bytes"),
+        compaction_pending_bytes=sum(
+            family.property_int_value("rocksdb.estimate-pending-compaction-bytes") or 0 for family in merged
+        ),
         write_stopped=bool(whole("is-write-stopped")),
         background_errors=whole("background-errors"),
     )

@@ -5,16 +5,16 @@ to their topic that may never happen.
 """
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import PurePath
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from rocksdict import BottommostLevelCompaction, CompactOptions
 
-from topics_service.storage import clean_shutdown, keys
+from topics_service.storage import clean_shutdown, keys, livetables
+from topics_service.storage.livetables import Table
 from topics_service.storage.rocks import RocksStore
+from topics_service.storage.segment_upkeep import SegmentUpkeep
 from topics_service.storage.store import Family
 
 log = logging.getLogger("topics.storage")
@@ -23,16 +23,7 @@ _MAX_LOGS: Final = 10_000
 _SPARE_BYTES: Final = 1 << 20
 _WORTH_BYTES: Final = 1 << 20  # of a family without the blocks
 _BESIDE: Final = (Family.TAGS, Family.IDEMPOTENCY, Family.ROUTER_COPIES, Family.JOBS, Family.PRODUCERS)
-_TABLE: Final = re.compile(r"^ *(\d+):\d+\[", re.MULTILINE)  # of the property below: number, size, range of keys
 _LAST_SEQ: Final = (1 << 64) - 1
-
-
-class _Table(NamedTuple):
-    number: int
-    start: bytes
-    stop: bytes
-    size: int
-    deletions: int
 
 
 class _Range(NamedTuple):
@@ -49,9 +40,10 @@ class _Range(NamedTuple):
 class Reclaim:
     """Reclaims space of an open store. `run` blocks without the GIL."""
 
-    def __init__(self, store: RocksStore, live_bytes: Callable[[], int]) -> None:
+    def __init__(self, store: RocksStore, live_bytes: Callable[[], int], segments: SegmentUpkeep | None = None) -> None:
         """`live_bytes` are the record bytes of all logs: no compaction of blocks writes more than about these."""
         self._store = store
+        self._segments = segments or SegmentUpkeep(store)
         self._live_bytes = live_bytes
         self._lock = threading.Lock()
         self._stopped = False
@@ -70,7 +62,7 @@ class Reclaim:
     @property
     def is_due(self) -> bool:
         """True while deleted rows may still be on the disk."""
-        return bool(self._dead)
+        return bool(self._dead) or self._store.usage.freed_bytes > 0
 
     def run(self, free: Callable[[], int], enough: Callable[[], bool]) -> bool:
         """Flush the memtables, which ends the log, then compact dead rows until there is `enough` space.
@@ -98,11 +90,13 @@ class Reclaim:
                         dead.pop(each.log_id, None)
             finally:
                 self._dead = dead | self._dead
-            return True
+            self._segments.squeeze(free, enough)
+            return not self._stopped
 
     def stop(self) -> None:
         """Wait for the running round and prevent further ones. Call it before the store is closed."""
         self._stopped = True
+        self._segments.stop()
         with self._lock:
             pass
 
@@ -130,7 +124,7 @@ class Reclaim:
                 yield self._range(Family.BLOCKS, self._tables(Family.BLOCKS), table.start, table.stop)
 
     def _range(
-        self, family: Family, tables: Sequence[_Table], start: bytes, stop: bytes, log_id: int | None = None
+        self, family: Family, tables: Sequence[Table], start: bytes, stop: bytes, log_id: int | None = None
     ) -> _Range:
         touched = [table for table in tables if table.start <= stop and start <= table.stop]
         dead = sum(table.size for table in touched if start <= table.start and table.stop <= stop)
@@ -139,14 +133,5 @@ class Reclaim:
             beside = min(beside, self._live_bytes() * 9 // 8 + _SPARE_BYTES)
         return _Range(family, start, stop, dead, beside, log_id)
 
-    def _tables(self, family: Family) -> list[_Table]:
-        store = self._store
-        text = store.families[family].property_value("rocksdb.sstables") or ""
-        numbers = set(map(int, _TABLE.findall(text)))
-        facts: Iterable[dict[str, Any]] = store.families[family].live_files()  # of all families
-        tables = ((int(PurePath(each["name"]).stem), each) for each in facts)
-        return [
-            _Table(number, each["start_key"], each["end_key"], each["size"], each["num_deletions"])
-            for number, each in tables
-            if number in numbers
-        ]
+    def _tables(self, family: Family) -> list[Table]:
+        return livetables.of(self._store.families[family])

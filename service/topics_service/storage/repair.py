@@ -13,7 +13,9 @@ from topics_service.storage import clean_shutdown, damagedfiles, manifest, table
 from topics_service.storage.boot import boot_id
 from topics_service.storage.familyids import family_ids
 from topics_service.storage.manifest import TableFacts
-from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, _FORMATS, ReadingStore, _name, _options, find_damage
+from topics_service.storage.rocks import _FORMAT, _FORMAT_KEY, _FORMATS, ReadingStore
+from topics_service.storage.rocks_options import _name, _options
+from topics_service.storage.starting import find_damage
 from topics_service.storage.store import Family, StoreError, StoreOpenError
 from topics_service.storage.wal import quarantine, validation
 

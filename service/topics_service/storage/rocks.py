@@ -1,42 +1,26 @@
 """The store on RocksDB, through rocksdict in raw mode (bytes in, bytes out)."""
 
 import logging
+import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self, cast
+from typing import ClassVar, cast
 
-from rocksdict import (
-    BlockBasedOptions,
-    Cache,
-    ChecksumType,
-    ColumnFamily,
-    DBCompressionType,
-    DBRecoveryMode,
-    Options,
-    Rdict,
-    RdictIter,
-    ReadOptions,
-    WriteOptions,
-)
-from rocksdict import WriteBatch as RawBatch
+from rocksdict import Cache, ColumnFamily, Rdict, RdictIter, ReadOptions, WriteOptions
 
-from topics_service.storage import clean_shutdown, corruption, damagedfiles, keys, manifest, tablelist, tables
+from topics_service.storage import clean_shutdown, corruption, damagedfiles, keys, livetables, segments, starting
 from topics_service.storage.absent import AbsentFamily
+from topics_service.storage.families import known_families
 from topics_service.storage.holding import Hold, in_use, is_held
 from topics_service.storage.private import make_private
+from topics_service.storage.rocks_batch import RocksBatch
+from topics_service.storage.rocks_options import LARGE_FAMILIES, Steps, _name, _options
 from topics_service.storage.rocks_snapshot import RocksSnapshot
-from topics_service.storage.store import (
-    FIRST_FAMILIES,
-    Family,
-    Reader,
-    StoreError,
-    StoreOpenError,
-    StoreStalledError,
-    WriteBatch,
-)
-from topics_service.storage.wal import archive, end_mark, quarantine, validation
+from topics_service.storage.store import Family, Reader, StoreError, StoreOpenError, StoreStalledError, WriteBatch
+from topics_service.storage.wal import archive, end_mark
 from topics_service.storage.wal.batches import MOMENT_KEY
 from topics_service.storage.wal.switches import SwitchCounter
 
@@ -51,55 +35,8 @@ _FOR_EVER = 1 << 40  # seconds: archived logs are removed by `archive.trim`
 _HELD_BACK = ("rocksdb.is-write-stopped", "rocksdb.actual-delayed-write-rate")
 _COMPACTING = "rocksdb.num-running-compactions"  # in the whole database
 _FLUSHING = "rocksdb.num-immutable-mem-table"
-_MIN_RESERVE = 4 << 20
-_LARGE = 1 << 40
 _LATER = "Column families not opened"
-_BLOOMED = (
-    Family.IDEMPOTENCY,
-    Family.TAGS,
-    Family.ROWS,
-    Family.INDEXES,
-)  # looked up by exact key or prefix: a bloom filter pays
-
-
-class RocksBatch:
-    """A batch bound to the open database's column families."""
-
-    __slots__ = ("_handles", "raw")
-
-    def __init__(self, handles: list[ColumnFamily]) -> None:
-        self.raw = RawBatch(raw_mode=True)
-        self._handles = handles
-
-    def put(self, family: Family, key: bytes, value: bytes) -> None:
-        """See WriteBatch."""
-        self.raw.put(key, value, self._handles[family])
-
-    def delete(self, family: Family, key: bytes) -> None:
-        """See WriteBatch."""
-        self.raw.delete(key, self._handles[family])
-
-    def apply(self, family: Family, changes: Mapping[bytes, bytes | None]) -> None:
-        """See WriteBatch."""
-        put, delete, handle = self.raw.put, self.raw.delete, self._handles[family]
-        for key, value in changes.items():
-            if value is None:
-                delete(key, handle)
-            else:
-                put(key, value, handle)
-
-    def delete_range(self, family: Family, start: bytes, stop: bytes) -> None:
-        """See WriteBatch."""
-        self.raw.delete_range(start, stop, self._handles[family])
-
-    def is_empty(self) -> bool:
-        """See WriteBatch."""
-        return bool(self.raw.is_empty())
-
-    @property
-    def nbytes(self) -> int:
-        """See WriteBatch."""
-        return int(self.raw.size_in_bytes())
+_MOST_FREED = 4096  # rows of a removed range that are looked at, one by one
 
 
 class RocksStore:
@@ -122,6 +59,9 @@ class RocksStore:
     _path = Path()
     _ends: end_mark.Ends | None = None
     _hold: Hold | None = None
+    changes = 0
+    """The number of calls of `write`."""
+    _handles: list[ColumnFamily]
 
     def __init__(
         self,
@@ -140,7 +80,11 @@ class RocksStore:
         `reserve_bytes` of the disk are always free (0: not known), the steps of compactions are of such a size that
         they find room in them.
         """
-        steps = _Steps.within(reserve_bytes)
+        steps = Steps.within(reserve_bytes)
+        self.writing = threading.RLock()
+        """The lock of writes, also for changes that depend on what rows are."""
+        self.usage = segments.Usage(0, steps.table)
+        """The values of BLOCKS that are kept apart."""
         self.max_unflushed = 2 * steps.log
         """At most this many written bytes are not in tables yet; a flush at the limit needs as much again."""
         try:
@@ -157,40 +101,43 @@ class RocksStore:
         open_tables: int,
         keep_log: bool | None,
         boot_id: str,
-        steps: "_Steps",
+        steps: "Steps",
     ) -> None:
         cache = Cache(block_cache_bytes)
-        families = {_name(family): _options(family, cache, write_buffer_bytes, steps) for family in Family}
+        every = {_name(family): _options(family, cache, write_buffer_bytes, steps) for family in Family}
         try:
             make_private(path)
             fresh = not (path / "CURRENT").exists()
             self._take(path)
-            _prepare(path, boot_id)
+            starting.prepare(path, boot_id)
+            known = list(Family) if fresh else known_families(path)
             damage, unknown = clean_shutdown.known_damage(path), clean_shutdown.damaged_list(path)
             keep_log = archive.line_of(path) is not None if keep_log is None else keep_log
         except (OSError, ValueError) as error:
-            raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
+            raise StoreOpenError(f"can't open the data directory {path}: {starting.reason(error)}") from error
         except StoreOpenError as error:
             raise StoreOpenError(f"can't open the data directory {path}: {error}") from None
         if unknown is not None:
             log.warning("%s: can't check for missing files", unknown)
         if damage is not None:
             log.error("%s is damaged, compactions are disabled: %s", path, damage)
-            for options in families.values():
+            for options in every.values():
                 options.set_disable_auto_compactions(True)
         whole = _options(Family.META, cache, write_buffer_bytes, steps)
         whole.set_max_open_files(open_tables)
         if keep_log:
             whole.set_wal_ttl_seconds(_FOR_EVER)
         try:
-            self._db = Rdict(str(path), whole, column_families=families)
+            self._db = Rdict(
+                str(path), whole, column_families={_name(family): every[_name(family)] for family in known}
+            )
         except Exception as error:  # rocksdict raises bare Exception
             why = in_use(path) if "While lock file" in str(error) else damagedfiles.named(path, str(error))
             if _LATER in why:
                 why = f"a later version wrote it ({why})"
             raise StoreOpenError(f"can't open the data directory {path}: {why}") from error
-        self._families = [self._db.get_column_family(_name(family)) for family in Family]
-        self._handles: list[ColumnFamily] = [self._db.get_column_family_handle(_name(family)) for family in Family]
+        self._take_families(known)
+        self._handles = [self._db.get_column_family_handle(_name(family)) for family in known]
         self._write_options = WriteOptions()
         self._write_options.no_slowdown = True
         self._path = path
@@ -199,20 +146,48 @@ class RocksStore:
             self._mark_begin(path, boot_id)
         except OSError as error:
             self._release()
-            raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
+            raise StoreOpenError(f"can't open the data directory {path}: {starting.reason(error)}") from error
         self.opened_sequence = self.next_sequence
         """The sequence number that the next row had when the log had been replayed."""
         self._check_format(path, fresh=fresh)
         try:
             clean_shutdown.forget(path)
+            if len(known) < len(Family):
+                archive.forget_line(path)  # the families of its backups are fewer than those of the log from here on
             if keep_log:
                 archive.begin(path)
             else:
                 archive.end(path)
         except (OSError, ValueError) as error:
             self._release()
-            raise StoreOpenError(f"can't open the data directory {path}: {_why(error)}") from error
+            raise StoreOpenError(f"can't open the data directory {path}: {starting.reason(error)}") from error
+        try:
+            for family in Family:
+                if family not in known:
+                    self._families[family] = self._db.create_column_family(_name(family), every[_name(family)])
+            self._handles = [self._db.get_column_family_handle(_name(family)) for family in Family]
+            self.usage = segments.Usage(self._next_position(), steps.table)
+        except Exception as error:  # rocksdict raises bare Exception
+            self._release()
+            raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
         self.wal_switches = SwitchCounter(path).switches
+
+    def _take_families(self, known: Collection[Family]) -> None:
+        """Take the families of the open database; others are empty."""
+        self._families = [
+            self._db.get_column_family(_name(family)) if family in known else cast("Rdict", AbsentFamily())
+            for family in Family
+        ]
+        self._handles = []
+
+    def _next_position(self) -> int:
+        """A position above those of all values and removed ranges."""
+        last = max((each.stop for each in livetables.of(self._families[Family.SEGMENTS])), default=b"")
+        with suppress(StoreError):
+            cursor = self._families[Family.SEGMENTS].iter()
+            cursor.seek_to_last()
+            last = max(last, cursor.key()) if cursor.valid() else last
+        return segments.position_of(last) + 1 if last else 0
 
     def _check_format(self, path: Path, *, fresh: bool) -> None:
         try:
@@ -224,12 +199,10 @@ class RocksStore:
             return
         if found in _FORMATS or (found is None and fresh):
             try:
-                archive.forget_line(path)  # the families of its backups are fewer than those of the log from here on
                 self._write_format()
-            except (OSError, StoreError) as error:
+            except StoreError as error:
                 self._release()
-                why = _why(error) if isinstance(error, OSError) else error
-                raise StoreOpenError(f"can't open the data directory {path}: {why}") from error
+                raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
         else:
             self._release()
             raise StoreOpenError(f"the data directory {path} has the format {found!r}, this server reads {_FORMAT!r}")
@@ -275,30 +248,69 @@ class RocksStore:
 
     def batch(self) -> RocksBatch:
         """See Store."""
-        return RocksBatch(self._handles)
+        return RocksBatch(self._handles, self.usage)
 
     def write(self, batch: WriteBatch) -> None:
         """See Store."""
+        self.changes += 1
+        self.rewrite(batch)
+
+    def rewrite(self, batch: WriteBatch) -> None:
+        """Apply a batch that leaves every row as it is, but for where its value lies. As `write`, on any thread."""
         assert isinstance(batch, RocksBatch), "a batch belongs to the store that made it"
-        if self._keeps_log:
-            now = time.time_ns() // 1_000_000
-            if now != self._written_ms:
-                batch.put(Family.META, MOMENT_KEY, keys.u64(now))
-                self._written_ms = 0  # until it is written
-        try:
-            self._db.write(batch.raw, self._write_options)
-        except Exception as error:  # rocksdict raises bare Exception
-            if "Write stall" in str(error):
-                raise StoreStalledError(str(error)) from error
-            if "Corruption" not in str(error):
-                raise StoreError(f"write failed: {error}") from error
-            why = self._named(str(error))
-            self._note_damage(why)
-            raise StoreError(f"write failed: {why}", damagedfiles.named_file(why)) from error
-        if self._ends is not None:
-            self._ends.wrote(self._db.latest_sequence_number() + 1)
-        if self._keeps_log:
-            self._written_ms = now
+        with self.writing:
+            if self._keeps_log:
+                now = time.time_ns() // 1_000_000
+                if now != self._written_ms:
+                    batch.put(Family.META, MOMENT_KEY, keys.u64(now))
+                    self._written_ms = 0  # until it is written
+            if any(reference.position <= self.usage.removed_to for _, reference in batch.placed):
+                raise StoreStalledError("the batch was begun so long ago that its place is gone")
+            freed = [found for key, stop in batch.removed for found in self._freed(key, stop)]
+            try:
+                self._db.write(batch.raw, self._write_options)
+            except Exception as error:  # rocksdict raises bare Exception
+                raise self._unwritten(str(error)) from error
+            if self._ends is not None:
+                self._ends.wrote(self._db.latest_sequence_number() + 1)
+            if self._keeps_log:
+                self._written_ms = now
+            for key, reference in freed:
+                self.usage.freed(key, reference)
+            for key, reference in batch.placed:
+                self.usage.added(key, reference)
+
+    def _freed(self, key: bytes, stop: bytes | None) -> list[tuple[bytes, segments.Reference]]:
+        """Find what a row, or the rows up to `stop`, refer to. Where there are many the count begins again."""
+        rows = self._families[Family.BLOCKS]
+        found: list[tuple[bytes, segments.Reference]] = []
+        with suppress(Exception):  # rocksdict raises bare Exception; what is damaged is not counted
+            if stop is None:
+                value = rows.get(key)
+                reference = None if value is None else segments.reference(value)
+                return [] if reference is None else [(key, reference)]
+            options = ReadOptions()
+            options.set_iterate_upper_bound(stop)
+            cursor = rows.iter(options)
+            cursor.seek(key)
+            for _ in range(_MOST_FREED):
+                if not cursor.valid():
+                    return found
+                reference = segments.reference(cursor.value())
+                if reference is not None:
+                    found.append((cursor.key(), reference))
+                cursor.next()
+            self.usage.restart()
+        return []
+
+    def _unwritten(self, why: str) -> StoreError | StoreStalledError:
+        if "Write stall" in why:
+            return StoreStalledError(why)
+        if "Corruption" not in why:
+            return StoreError(f"write failed: {why}")
+        why = self._named(why)
+        self._note_damage(why)
+        return StoreError(f"write failed: {why}", damagedfiles.named_file(why))
 
     def _note_damage(self, text: str) -> None:
         """Record that a compaction met a damaged table. Until the next open nothing can be written."""
@@ -319,23 +331,80 @@ class RocksStore:
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See Store."""
+        while True:
+            try:
+                value: bytes | None = self._families[family].get(key)
+            except Exception as error:  # rocksdict raises bare Exception
+                raise self.unread(str(error)) from error
+            if value is None or family is not Family.BLOCKS:
+                return value
+            whole = self.resolved(key, value)
+            if whole is not None:
+                return whole
+
+    def resolved(self, key: bytes, value: bytes) -> bytes | None:
+        """The value of a row of BLOCKS that has `value` or a reference to it; None if the row has changed since.
+
+        Raises StoreError.
+        """
+        reference = segments.reference(value)
+        if reference is None:
+            return value
         try:
-            value: bytes | None = self._families[family].get(key)
+            found: bytes | None = self._families[Family.SEGMENTS].get(segments.key(reference.position, key))
         except Exception as error:  # rocksdict raises bare Exception
             raise self.unread(str(error)) from error
-        return value
+        if found is not None and len(found) == reference.size:
+            return found
+        if found is None and self._families[Family.BLOCKS].get(key) != value:
+            return None
+        raise self.unread("Corruption: a block is not in the segment that its row refers to")
 
     def floor(self, family: Family, key: bytes) -> tuple[bytes, bytes] | None:
         """See Store."""
-        cursor = self._families[family].iter()
-        cursor.seek_for_prev(key)
-        if not cursor.valid():
-            why = self.why(cursor)
-            return None if why is None else corruption.floor(self._families[family], key, why)
-        return cursor.key(), cursor.value()
+        while True:
+            cursor = self._families[family].iter()
+            cursor.seek_for_prev(key)
+            if not cursor.valid():
+                why = self.why(cursor)
+                return None if why is None else self._floor_beside_damage(family, key, why)
+            found, value = cursor.key(), cursor.value()
+            if family is not Family.BLOCKS:
+                return found, value
+            try:
+                whole = self.resolved(found, value)
+            except StoreError as error:
+                stretch = corruption.unreadable(self._families[family], found, self._is_readable)
+                raise corruption.DamagedRowsError(str(error), None, stretch[1], at=stretch[0]) from error
+            if whole is not None:
+                return found, whole
+
+    def _is_readable(self, key: bytes, value: bytes) -> bool:
+        try:
+            self.resolved(key, value)
+        except StoreError:
+            return False
+        return True
+
+    def _floor_beside_damage(self, family: Family, key: bytes, why: str) -> tuple[bytes, bytes] | None:
+        try:
+            found = corruption.floor(self._families[family], key, why)
+        except corruption.DamagedRowsError as error:
+            if family is Family.BLOCKS and error.below is not None:
+                error.below = self._whole_row(*error.below)
+            raise
+        return found if found is None or family is not Family.BLOCKS else self._whole_row(*found)
+
+    def _whole_row(self, key: bytes, value: bytes) -> tuple[bytes, bytes] | None:
+        whole = self.resolved(key, value)
+        return None if whole is None else (key, whole)
 
     def scan(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See Store. The bound is RocksDB's: deleted rows behind it are not walked, of which there can be many."""
+        rows = self._forth(family, start, stop)
+        return rows if family is not Family.BLOCKS else self._whole_rows(rows)
+
+    def _forth(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         options = ReadOptions()
         options.set_iterate_upper_bound(stop)  # the cursor points to both of them, and does not keep them alive
         cursor = self._families[family].iter(options)
@@ -349,6 +418,10 @@ class RocksStore:
 
     def scan_back(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See Store."""
+        rows = self._back(family, start, stop)
+        return rows if family is not Family.BLOCKS else self._whole_rows(rows)
+
+    def _back(self, family: Family, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         options = ReadOptions()  # its lower bound is rocksdict's upper one
         options.set_iterate_upper_bound(stop)
         cursor = self._families[family].iter(options)
@@ -362,6 +435,12 @@ class RocksStore:
         why = self.why(cursor)
         if why is not None:
             raise self.unread(why)
+
+    def _whole_rows(self, rows: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in rows:
+            whole = self.resolved(key, value) or self.get(Family.BLOCKS, key)
+            if whole is not None:
+                yield key, whole
 
     def snapshot(self) -> Reader:
         """See Store."""
@@ -401,7 +480,8 @@ class RocksStore:
     @property
     def flushing(self) -> int:
         """Return the number of full memtables of blocks that are not flushed yet. One more takes new writes."""
-        return int(self._families[Family.BLOCKS].property_int_value(_FLUSHING) or 0) if self._families else 0
+        each = (self._families[family] for family in LARGE_FAMILIES) if self._families else ()
+        return max((int(family.property_int_value(_FLUSHING) or 0) for family in each), default=0)
 
     @property
     def path(self) -> Path:
@@ -412,6 +492,11 @@ class RocksStore:
     def families(self) -> Sequence[Rdict]:
         """The column families of the open database; empty once it is closed."""
         return self._families
+
+    @property
+    def merged(self) -> Sequence[Rdict]:
+        """The column families whose compactions write: all but that of large values."""
+        return [rows for number, rows in enumerate(self._families) if number != Family.SEGMENTS]
 
     def close(self) -> None:
         """See Store. Flushes, so that the next open has no log to replay."""
@@ -461,14 +546,6 @@ class ReadingStore(RocksStore):
 
     _IS: ClassVar[str]  # what it is, in errors
 
-    def _take_families(self, known: Collection[Family]) -> None:
-        """Take the families of the open database; others are empty."""
-        self._families = [
-            self._db.get_column_family(_name(family)) if family in known else cast("Rdict", AbsentFamily())
-            for family in Family
-        ]
-        self._handles = []
-
     def batch(self) -> RocksBatch:
         """Not supported: raises StoreError."""
         raise StoreError(f"{self._IS} is read-only")
@@ -483,100 +560,3 @@ class ReadingStore(RocksStore):
     def close(self) -> None:
         """Release the files. The database is unchanged."""
         self._release()
-
-
-def find_damage(path: Path, boot_id: str) -> validation.Break | None:
-    """Look for damage that RocksDB would silently accept. Return the break at which the logs must be cut after a power
-    cut, or None. Raises StoreOpenError, naming the file, and OSError."""
-    if clean_shutdown.is_headless(path):
-        raise StoreOpenError(f"the file {path / 'CURRENT'} is missing, and there are files of a database")
-    damage = clean_shutdown.find_damage(path)
-    if damage is None and (path / "CURRENT").exists():
-        damage = tablelist.find_damage(path, closed=clean_shutdown.is_closed(path))
-    if damage is not None:
-        raise StoreOpenError(damage)
-    if clean_shutdown.is_closed(path):
-        return None
-    try:
-        return validation.find_break(path, boot_id)
-    except validation.LostLogError as error:
-        raise StoreOpenError(str(error)) from None
-
-
-def _prepare(path: Path, boot_id: str) -> None:
-    """Cut the logs where a power cut broke them. Until the database is open, which logs there are says nothing of how
-    far the last server came: so note it. Raises StoreOpenError and OSError."""
-    broken = find_damage(path, boot_id)
-    if broken is not None:
-        aside = quarantine.set_aside(path, broken)
-        log.warning("%s, as after a power cut: what follows is not applied, and kept in %s", broken.text, aside)
-    mark = end_mark.read(path)
-    if mark is not None:
-        mark.starting = validation.starting(path, mark)
-        end_mark.write(path, mark)
-
-
-def known_families(path: Path) -> list[Family]:
-    """Return the families that the database has: one of an earlier version has fewer."""
-    try:
-        names = manifest.read(path).families
-    except (OSError, ValueError):
-        return list(Family)  # to open it fails, or another try helps
-    return [family for family in Family if family in FIRST_FAMILIES or _name(family) in names]
-
-
-def _why(error: OSError | ValueError) -> str:
-    """Return the error without its number, and with its file."""
-    if not isinstance(error, OSError) or not error.strerror:
-        return str(error)
-    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-
-
-def _name(family: Family) -> str:
-    return "default" if family is Family.META else family.name.lower()
-
-
-class _Steps(NamedTuple):
-    """Bytes: of a memtable or table, of the first level below 0, of a compaction's input below that, and of the log."""
-
-    table: int
-    level: int
-    compaction: int
-    log: int
-
-    @classmethod
-    def within(cls, reserve: int) -> Self:
-        """Four tables of level 0 and the level below it, which a compaction takes together, in twice the reserve."""
-        whole = max(reserve, _MIN_RESERVE) if reserve else _LARGE
-        return cls(min(whole // 4, 64 << 20), min(whole, 256 << 20), min(whole, 25 * (64 << 20)), min(whole, 64 << 20))
-
-
-def _options(family: Family, cache: Cache, write_buffer_bytes: int, steps: _Steps | None = None) -> Options:
-    steps = steps or _Steps.within(0)
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.create_missing_column_families(True)
-    options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
-    options.set_max_total_wal_size(steps.log)  # bounds the replay, which holds the GIL
-    options.set_db_write_buffer_size(write_buffer_bytes)
-    options.set_write_buffer_size(min(64 << 20 if family is Family.BLOCKS else 16 << 20, steps.table))
-    options.set_target_file_size_base(steps.table)
-    options.set_max_bytes_for_level_base(steps.level)
-    options.set_max_compaction_bytes(steps.compaction)
-    options.set_max_write_buffer_number(6)
-    options.set_level_zero_slowdown_writes_trigger(40)
-    options.set_level_zero_stop_writes_trigger(80)
-    options.set_max_background_jobs(2)
-    options.set_keep_log_file_num(4)
-    options.set_max_log_file_size(4 << 20)  # of RocksDB's own log, which is unbounded by default
-    options.set_bytes_per_sync(1 << 20)
-    options.set_compression_type(DBCompressionType.lz4())
-    table = BlockBasedOptions()
-    table.set_format_version(tables.FORMAT_VERSION)  # those that `tables` reads
-    table.set_checksum_type(ChecksumType.xxh3())
-    table.set_block_cache(cache)
-    table.set_cache_index_and_filter_blocks(True)
-    if family in _BLOOMED:
-        table.set_bloom_filter(10, False)
-    options.set_block_based_table_factory(table)
-    return options

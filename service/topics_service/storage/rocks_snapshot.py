@@ -18,12 +18,12 @@ class RocksSnapshot:
     when they begin: nothing may have been written until then.
     """
 
-    __slots__ = ("_rows", "_sequence", "_store")
+    __slots__ = ("_changes", "_rows", "_store")
 
     def __init__(self, store: "RocksStore") -> None:
         self._store = store
         self._rows = {family: store.families[family].snapshot() for family in (Family.ROWS, Family.INDEXES)}
-        self._sequence = store.next_sequence
+        self._changes = store.changes
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See Reader."""
@@ -44,5 +44,5 @@ class RocksSnapshot:
         return self._begun(self._store.scan_back(family, start, stop))
 
     def _begun(self, rows: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-        assert self._store.next_sequence == self._sequence, "a scan of a snapshot begins before the next write"
+        assert self._store.changes == self._changes, "a scan of a snapshot begins before the next write"
         return rows

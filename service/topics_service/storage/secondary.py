@@ -6,8 +6,10 @@ from pathlib import Path
 
 from rocksdict import AccessType, Cache, Options, Rdict
 
+from topics_service.storage.families import known_families
 from topics_service.storage.private import make_private
-from topics_service.storage.rocks import ReadingStore, _name, _options, known_families
+from topics_service.storage.rocks import ReadingStore
+from topics_service.storage.rocks_options import _name, _options
 from topics_service.storage.store import Family, StoreError, StoreOpenError
 
 log = logging.getLogger("topics.storage")

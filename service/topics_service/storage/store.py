@@ -28,6 +28,7 @@ class Family(IntEnum):
     ROWS = 17
     INDEXES = 18
     TABLES = 19
+    SEGMENTS = 20  # of the store alone: large values of BLOCKS
 
 
 FIRST_FAMILIES = tuple(family for family in Family if family <= Family.POSITIONS)

@@ -12,6 +12,7 @@ from rocksdict import AccessType, Cache, Rdict, ReadOptions
 
 from topics_service.storage import corruption, damagedfiles, tablelist
 from topics_service.storage.boot import boot_id
+from topics_service.storage.families import known_families
 from topics_service.storage.holding import is_held
 from topics_service.storage.rocks import (
     _FORMAT,
@@ -19,12 +20,10 @@ from topics_service.storage.rocks import (
     _FORMATS,
     ReadingStore,
     RocksStore,
-    _name,
-    _options,
-    find_damage,
-    known_families,
 )
+from topics_service.storage.rocks_options import _name, _options
 from topics_service.storage.secondary import SecondaryStore
+from topics_service.storage.starting import find_damage
 from topics_service.storage.store import Family, StoreError, StoreOpenError
 from topics_service.storage.wal import quarantine
 
@@ -85,22 +84,42 @@ class DirectorySource:
         rows = self._store._families[family]
         cursor = rows.iter(self._options)
         cursor.seek(start)
-        last: bytes | None = None
+        last: bytes | None = None  # that was readable
+        damage: StoreError | None = None
+        seen = start
         while True:
             if cursor.valid():
-                last = cursor.key()
-                yield last, cursor.value()
+                seen = cursor.key()
+                try:
+                    value = (
+                        cursor.value() if family is not Family.BLOCKS else self._store.resolved(seen, cursor.value())
+                    )
+                except StoreError as error:  # it is alone
+                    damage = damage or error
+                else:
+                    if damage is not None:
+                        yield self._damage(last, seen, damage)
+                        damage = None
+                    last = seen
+                    yield last, value or b""
                 cursor.next()
                 continue
             why = self._store.why(cursor)
             if why is None:
-                return
-            behind = corruption.seek_behind(rows, self._options, start if last is None else last)
-            file = _SST.search(why)
-            yield Damage(last, None if behind is None else behind.key(), self._named(why), file and file[0])
+                behind = None
+            else:
+                damage = damage or StoreError(why)
+                behind = corruption.seek_behind(rows, self._options, seen)
             if behind is None:
+                if damage is not None:
+                    yield self._damage(last, None, damage)
                 return
             cursor = behind
+
+    def _damage(self, after: bytes | None, before: bytes | None, error: StoreError) -> Damage:
+        why = str(error).removeprefix("read failed: ")
+        file = _SST.search(why)
+        return Damage(after, before, self._named(why), file and file[0])
 
     def _named(self, why: str) -> str:
         return why.replace(*self._paths)

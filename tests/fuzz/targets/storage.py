@@ -11,7 +11,7 @@ from xxhash import xxh3_64
 from support.kafka_batches import CODECS, Rec, aiokafka_batch, recompressed, samples
 from topics_service.engine import tagruns
 from topics_service.storage import block as columnar
-from topics_service.storage import kafkablock, keys, recordbatch
+from topics_service.storage import kafkablock, keys, recordbatch, segments
 from topics_service.storage.block import Block, CorruptBlockError
 from topics_service.storage.recordbatch import InvalidBatchError
 from topics_service.storage.recordbatch.inflate import inflated
@@ -229,6 +229,13 @@ TARGETS = (
         errors=(struct.error,),
         samples=[keys.u64(1), keys.tag(3, b"a\0b", 77)],
         covers=("topics_service.storage.keys:read_u64", "topics_service.storage.keys:tag_run"),
+    ),
+    Target(
+        name="reference to a large block",
+        decode=lambda value: (segments.reference(value), segments.position_of(value)),
+        errors=(struct.error,),
+        samples=[segments.encode(segments.Reference(1 << 40, 5000)), segments.key(7, keys.pair(1, 2))],
+        covers=("topics_service.storage.segments:reference", "topics_service.storage.segments:position_of"),
     ),
     Target(
         name="chunk of the tag index",

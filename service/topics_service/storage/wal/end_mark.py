@@ -104,7 +104,7 @@ class Ends:
 
     def synced(self, next_seq: int) -> None:
         """Record that every row before this one is durable."""
-        self._numbers[1] = next_seq
+        self._numbers[1] = max(next_seq, self._numbers[1])
 
     def close(self) -> None:
         """Unmap the file."""
