@@ -3,11 +3,12 @@
 from random import Random
 
 import pytest
-from table_support import TableWorld, finished
+from table_support import READER, TableWorld, finished
 
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.tables import pending
 from topics_service.engine.tables.model import TableName
+from topics_service.engine.tables.plans import Select
 
 
 @pytest.fixture
@@ -228,3 +229,17 @@ def test_random_commits_are_seen_in_their_order(seed: int) -> None:
             world.engine.synced(chance.choice(tickets))
         durable = max(at for at, ticket in enumerate(tickets) if ticket <= world.engine.writer.synced)
         assert seen(world) == states[durable]
+
+
+def test_a_table_that_was_changed_and_dropped_is_read_until_that_is_durable(world: TableWorld) -> None:
+    """Rows are of a schema version that neither the visible catalog nor the newest one has."""
+    make(world, "disk")
+    select = READER.bind(READER.parse("SELECT * FROM t")[0], world.tables.schema, "app").action
+    world.sql("ALTER TABLE t ADD COLUMN c BIGINT DEFAULT 5", sync=False)
+    world.sql("INSERT INTO t VALUES (4, 4, NULL, 6)", sync=False)
+    world.sql("DROP TABLE t", sync=False)
+    assert isinstance(select, Select)
+    assert world.select(select) == [(1, 1, "x"), (2, 2, "y"), (3, 3, "z"), (4, 4, None)]
+    world.sync()
+    with pytest.raises(TopicsError, match="does not exist"):
+        world.select(select)
