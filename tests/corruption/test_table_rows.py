@@ -4,7 +4,7 @@ a repair makes a sound database of what is left.
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from corruption.repairs import Repaired, copy_of, repaired
-from corruption.test_audit_machines import audit
+from corruption.test_audit_machines import MemorySource, audit
 from table_support import TableWorld
 
 from topics_server.repair import RepairObserver, repair
@@ -25,11 +25,12 @@ from topics_service.engine.tables.indexing import BUILD_ROWS
 from topics_service.engine.tables.messages import LAST_ID
 from topics_service.engine.tables.removal import REMOVED_ROWS
 from topics_service.engine.tables.topic_catalog import ALIAS_ROWS, COUNT_ROWS, ROUTE_ROWS, encode_counts
-from topics_service.engine.verify import Problem
+from topics_service.engine.verify import Audit, Problem
 from topics_service.storage import keys
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family, StoreError, WriteBatch
+from topics_service.storage.verify import Damage
 
 PEOPLE, ORDERS = keys.u64(1), keys.u64(2)
 
@@ -411,3 +412,77 @@ def refuses_only_what_is_damaged(directory: Path, gone: int) -> None:
     assert world.sql("SELECT a FROM t WHERE id = 5") == [(5,)]
     with suppress(StoreError):  # a compaction may have met the damage meanwhile
         world.store.close()
+
+
+class Hole(MemorySource):
+    """Rows of which those from one place up to another of a family can't be read."""
+
+    def __init__(self, store: MemoryStore, family: Family, start: bytes, stop: bytes) -> None:
+        super().__init__(store)
+        self._family, self._start, self._stop = family, start, stop
+        self.get = self._get  # type: ignore[assignment]
+
+    def _get(self, family: Family, key: bytes) -> bytes | None:
+        if family is self._family and self._start <= key < self._stop:
+            raise StoreError("Corruption: block checksum mismatch")
+        return self._store.get(family, key)
+
+    def rows(self, family: Family, start: bytes = b"") -> Iterator[tuple[bytes, bytes] | Damage]:  # type: ignore[override]
+        """See Source."""
+        every = list(super().rows(family, start))
+        if family is not self._family:
+            yield from every
+            return
+        before = [row for row in every if row[0] < self._start]
+        behind = [row for row in every if row[0] >= self._stop]
+        yield from before
+        if len(before) + len(behind) < len(every):
+            yield Damage(
+                before[-1][0] if before else None, behind[0][0] if behind else None, "checksum mismatch", "000007.sst"
+            )
+        yield from behind
+
+
+def audited(source: Hole) -> list[Problem]:
+    """What an audit says."""
+    found: list[Problem] = []
+    each = Audit(source, found.append, deep=True)
+    each.begin()
+    each.run()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "prefix", "lost", "said", "repairs"),
+    [
+        (Family.ROWS, PEOPLE, [2], "rows of tables behind id=2, before id=4", "rows behind id=2, before id=4"),
+        (
+            Family.ROWS,
+            ORDERS,
+            [0, 1],
+            "rows of tables of app.people, app.orders",
+            "rows of tables (app.people",
+        ),
+        (Family.INDEXES, PEOPLE, [1, 2, 3, 4], "entries of indexes of app.people", "entries of indexes, which can't"),
+        (Family.TABLES, TABLE_ROWS, [0], "definitions of tables", "definitions of tables, routes or users"),
+    ],
+)
+def test_what_can_not_be_read_is_all_that_is_told(
+    family: Family, prefix: bytes, lost: list[int], said: str, repairs: str, sound: MemoryStore
+) -> None:
+    """Rows whose entries can't be read, and entries whose rows can't, are no contradictions."""
+    there = [key for key, _ in sound.scan(family, prefix, prefix + b"\xff" * 40)]
+    source = Hole(sound, family, there[lost[0]], there[lost[-1] + 1])
+    found = audited(source)
+    assert [each.kind for each in found] == ["unreadable"], found
+    assert found[0].text.startswith(said)
+    assert found[0].file == "000007.sst"
+    done = repaired(source)
+    assert any(repairs in action.text for action in done.actions), done.actions
+    world = started(done)
+    if family is Family.TABLES:
+        assert len(world.sql("SELECT * FROM recovered.table_1")) == 6
+    else:
+        gone = 3 if (family, prefix) == (Family.ROWS, PEOPLE) else None
+        people = [row[0] for row in world.sql("SELECT id FROM people ORDER BY id")]
+        assert people == [number for number in range(1, 7) if number != gone]
