@@ -244,6 +244,8 @@ class Tables:
             rows = self.view[number]
             self._same(table, rows, self._selected(query(table)))
             for index in table.indexes:
+                if index not in newest.indexes and newest.versions != table.versions:
+                    continue  # it was dropped, and the columns are others, which is not durable yet
                 if index.state is IndexState.READY:
                     self._by_index(table, index.number, index.columns, rows)
         self._folded()

@@ -193,6 +193,13 @@ class Catalog:
         """The ticket of the newest definition that is not durable yet; 0 for none."""
         return self._pending[-1][0] if self._pending else 0
 
+    def is_ahead(self, numbers: Iterable[int]) -> bool:
+        """Return whether one of these tables has a definition that is not durable yet."""
+        if not self._pending:
+            return False
+        state, view = self.state.tables, self.view.tables
+        return any(state.get(number) is not view.get(number) for number in numbers)
+
     def last(self, number: int) -> Table | None:
         """Find the newest definition of a table among those that are not durable: rows can be of its schema version."""
         return next((view.tables[number] for _, view in reversed(self._pending) if number in view.tables), None)

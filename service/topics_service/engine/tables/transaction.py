@@ -133,7 +133,9 @@ class TableTransaction:
             waits = self.events.stage(tx, tables.clock.now_ms())
             for table in self._touched.values():
                 waits = waits or table.durability == "fsync"
-            waits = tx.join(hold=waits or bool(tables.pending.ticket(self._touched)))
+            # Readers go by definitions that are durable: an index that was dropped has no entries of newer rows.
+            waits = waits or bool(tables.pending.ticket(self._touched)) or tables.catalog.is_ahead(self._touched)
+            waits = tx.join(hold=waits)
             tx.commit()
         if waits:
             tables.pending.add(
