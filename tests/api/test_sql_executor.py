@@ -1,6 +1,7 @@
 """Execution of SQL on an engine in memory: order of writes, timeouts, cancelled requests, the cache of plans."""
 
 import asyncio
+import threading
 from collections.abc import Generator
 from typing import Any, Self
 
@@ -142,6 +143,28 @@ async def test_a_transaction_is_rolled_back_with_its_first_error() -> None:
         for text in ("CONSUME FROM e", "ACK e GROUP 'g' UPTO OFFSET 0", "DROP USER 'x'", "CREATE NAMESPACE x"):
             await executor.run("CREATE TOPIC IF NOT EXISTS e")
             await executor.refused(Reason.UNSUPPORTED_SQL, f"BEGIN; {text}; COMMIT")
+
+
+async def test_a_query_waits_for_a_definition_that_is_not_durable_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Executor() as executor:
+        await executor.run("INSERT INTO t VALUES (1, 2)")
+        store, go = executor.engine.writer.store, threading.Event()
+        sync = store.sync
+
+        def held() -> None:
+            assert go.wait(20)
+            sync()
+
+        monkeypatch.setattr(store, "sync", held)
+        definition = asyncio.create_task(executor.run("ALTER TABLE t DROP COLUMN n"))
+        while len(executor.engine.tables.newest.tables[1].columns) == 2:
+            await asyncio.sleep(0)
+        query = asyncio.create_task(executor.run("SELECT * FROM t"))
+        await executor.run("BEGIN; SELECT * FROM t; ROLLBACK")  # writers go by what is written
+        assert not query.done()
+        go.set()
+        assert await query == [[1]]
+        await definition
 
 
 async def test_no_call_is_taken_while_the_server_stops_or_has_no_room() -> None:

@@ -38,7 +38,7 @@ from topics_service.engine.tables import plans
 from topics_service.engine.tables.errors import sql_error
 from topics_service.engine.tables.model import DEFAULT_NAMESPACE
 from topics_service.engine.tables.outcomes import Outcome
-from topics_service.engine.tables.tables import Tables
+from topics_service.engine.tables.tables import STALE, Tables
 from topics_service.engine.tables.transaction import TableTransaction
 from topics_service.engine.tables.types import Value
 from topics_service.statistics import SqlStatistics
@@ -162,7 +162,7 @@ class _Run:
         self._api.statistics.statements[type(action).__name__] += 1
         self._authorize(action)
         if isinstance(action, plans.Select):
-            return await self._select(action, self._parameters(plan))
+            return await self._read(plan)
         if isinstance(action, _CHANGES):
             return await self._change(plan)
         if self._request.param_rows is not None:
@@ -207,6 +207,20 @@ class _Run:
         return self._coerced[1]
 
     # ------------------------------------------------------------------------------------------------ reading
+
+    async def _read(self, plan: plans.Plan) -> SqlResult:
+        """Run a query, once more if a definition of its table is written and not durable yet: after it then."""
+        if self._transaction is not None:
+            plan = self._plan(newest=True)
+            return await self._select(cast("plans.Select", plan.action), self._parameters(plan))
+        try:
+            return await self._select(cast("plans.Select", plan.action), self._parameters(plan))
+        except TopicsError as error:
+            if (error.detail or {}).get("sqlstate") != STALE:
+                raise
+        await self._api.settle(self._api.tables.catalog.ticket)
+        plan = self._plan()
+        return await self._select(cast("plans.Select", plan.action), self._parameters(plan))
 
     async def _select(self, action: plans.Select, parameters: Sequence[Value]) -> SqlResult:
         system = self._api.system.seen_by(self._principal)

@@ -32,7 +32,8 @@ _STATEMENTS: Final = 1024
 """Compiled statements that are kept, by the plan object."""
 _SMALL: Final = 500
 """The most parts of a statement that is kept: values of rows, keys, nodes of a condition."""
-_STALE: Final = "40001"
+STALE: Final = "40001"
+"""The SQLSTATE of a plan of before a definition: bind the statement again."""
 
 Steps = Generator[None, None, Outcome]
 
@@ -278,7 +279,7 @@ def _is_small(action: plans.Query | plans.Change) -> bool:
 
 def _stale(table: Table) -> TopicsError:
     message = f"table {table.table_id} was changed since the statement was read: run it again"
-    return sql_error(Reason.TRANSACTION_ERROR, message, sqlstate=_STALE, table=table.table_id)
+    return sql_error(Reason.TRANSACTION_ERROR, message, sqlstate=STALE, table=table.table_id)
 
 
 def _has_columns(today: Table, table: Table) -> bool:
