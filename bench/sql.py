@@ -1,7 +1,8 @@
-"""SQL: rows with one full route, over HTTP and in process, beside SQLite (WAL) with an outbox table in the same run.
+"""SQL: rows with one full route, over HTTP and in process, beside SQLite (WAL) and PostgreSQL with an outbox table.
 
-Rows have 5 columns, some 120 bytes as JSON, and one secondary index. The CPU is that of the process that writes: the
-server's own for HTTP, where it is split into parts by running each of them alone on the same rows.
+Rows have 5 columns, some 120 bytes as JSON, and one secondary index. The CPU is that of the process that writes, for
+PostgreSQL that of client and backend: the server's own for HTTP, where it is split into parts by running each of them
+alone on the same rows. No peer waits for the disk, as a topic of the class `disk` does not.
 """
 
 import asyncio
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
+import psycopg
 import uvloop
 
+from bench import postgres
 from bench.kafka_broker import cpu_seconds
 from bench.queue import Connection
 from bench.table import Row
@@ -59,6 +62,9 @@ def run(directory: Path) -> list[Row]:
     parts = _parts()
     ours, ours_one = _in_process(directory / "engine")
     theirs, theirs_one = _sqlite(directory / "sqlite.db")
+    programs = postgres.binaries()
+    note = postgres.MISSING if programs is None else ""
+    backend, backend_one = (None, None) if programs is None else _postgres(programs)
     split = ", ".join(f"{name} {us:.1f}" for name, us in parts.items())
     return [
         Row("SQL: 1000 rows of parameters over HTTP, full route: server CPU", over_http.cpu_us, "us a row", "16",
@@ -67,6 +73,10 @@ def run(directory: Path) -> list[Row]:
             "us SQLite + outbox"),
         Row("SQL: one row in process, index and full route: CPU", ours_one, "us", "1.3x", theirs_one,
             "us SQLite + outbox"),
+        Row("SQL: 1000 rows in process, index and full route: CPU", ours, "us a row", "0.5x", backend,
+            "us PostgreSQL + outbox, client and backend", note=note),
+        Row("SQL: one row in process, index and full route: CPU", ours_one, "us", "", backend_one,
+            "us PostgreSQL + outbox, client and backend", note=note),
         Row("SQL: one row over HTTP, full route: p50", alone.p50_ms, "ms", "0.5"),
         Row("SQL: one row over HTTP, full route: server CPU", alone.row_us, "us", "1.6x", alone.append_us,
             "us an append of /v0 of the same size"),
@@ -235,16 +245,47 @@ def _sqlite(path: Path) -> tuple[float, float]:
     return many, one
 
 
-def _measured(write: Callable[[Sequence[Sequence[Any]]], None]) -> tuple[float, float]:
+def _postgres(programs: Path) -> tuple[float, float]:
+    """The same in PostgreSQL, each transaction in the pipelines of its driver."""
+    with postgres.postgres_server(programs) as where, psycopg.connect(where, autocommit=True) as database:
+        for statement in (
+            "SET synchronous_commit = off",
+            "CREATE TABLE rows (id BIGINT PRIMARY KEY, channel BIGINT, author TEXT, body TEXT, visible BOOLEAN)",
+            "CREATE INDEX rows_channel ON rows (channel)",
+            "CREATE TABLE outbox (id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, payload TEXT)",
+        ):
+            database.execute(statement)
+        encode = msgspec.json.encode
+        names = ("id", "channel", "author", "body", "visible")
+        cursor = database.cursor()
+
+        def write(rows: Sequence[Sequence[Any]]) -> None:
+            events = [(encode(dict(zip(names, row, strict=True))).decode(),) for row in rows]
+            with database.pipeline(), database.transaction():
+                cursor.executemany("INSERT INTO rows VALUES (%s, %s, %s, %s, %s)", rows)
+                cursor.executemany("INSERT INTO outbox (payload) VALUES (%s)", events)
+
+        pid = database.info.backend_pid
+        return _measured(write, lambda: cpu_seconds(pid))
+
+
+def _measured(
+    write: Callable[[Sequence[Sequence[Any]]], None], others: Callable[[], float] = lambda: 0.0
+) -> tuple[float, float]:
+    """CPU of a row in a batch, and of one alone, in us; `others` gives that of another process in seconds."""
+
+    def cpu() -> float:
+        return time.process_time() + others()
+
     batches = [[_row(i * _BATCH + j) for j in range(_BATCH)] for i in range(_BATCHES)]
     singles = [[_row(10_000_000 + i)] for i in range(_SINGLES)]
     for batch in batches[:5]:
         write(batch)
-    begun = time.process_time()
+    begun = cpu()
     for batch in batches[5:]:
         write(batch)
-    many = (time.process_time() - begun) / ((_BATCHES - 5) * _BATCH) * 1e6
-    begun = time.process_time()
+    many = (cpu() - begun) / ((_BATCHES - 5) * _BATCH) * 1e6
+    begun = cpu()
     for single in singles:
         write(single)
-    return many, (time.process_time() - begun) / _SINGLES * 1e6
+    return many, (cpu() - begun) / _SINGLES * 1e6
