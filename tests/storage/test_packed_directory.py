@@ -1,4 +1,5 @@
-"""A directory of before blocks were compressed: it opens, is appended to, sealed and read, block by block as it is."""
+"""Directories of earlier versions, of before blocks were compressed and of before large ones lay apart: they open, are
+appended to, sealed and read, block by block as they are."""
 
 from pathlib import Path
 
@@ -9,8 +10,9 @@ from topics_service.engine.batches import BatchRequest, FetchRequest
 from topics_service.engine.engine import Engine
 from topics_service.engine.model import AppendRequest, Batch, DiffRequest
 from topics_service.engine.verify import Problem
-from topics_service.storage import recordbatch
+from topics_service.storage import livetables, recordbatch
 from topics_service.storage.rocks import RocksStore
+from topics_service.storage.segment_upkeep import SegmentUpkeep
 from topics_service.storage.store import Family
 
 NEW = [b'{"n":%d,"kind":"page_view","of":"the same"}' % i for i in range(1000)]
@@ -59,6 +61,34 @@ def test_an_old_directory_is_appended_to_and_read(tmp_path: Path) -> None:
         parts = engine.batches.fetch(FetchRequest(topic="kafka", partition=0, from_seq=3, max_bytes=1 << 20)).parts
         [found] = [part.block.batch(part.block.part_at(part.start)) for part in parts]  # type: ignore[attr-defined]
         assert found == batch
+        engine.close()
+        store.close()
+        store, engine = opened(path)
+    engine.close()
+    store.close()
+    problems: list[Problem] = []
+    verify(path, problems.append, deep=True)
+    assert problems == []
+
+
+def test_large_blocks_of_the_second_format_move_apart(tmp_path: Path) -> None:
+    path = kept_directory.unpack(tmp_path, kept_directory.KEPT_2)
+    store, engine = opened(path)
+    assert 3 in versions(store)
+    before = {topic: datas(engine, topic) for topic in ("plain", "small", "kafka", "parts", "large")}
+    assert [len(data) for data in before["large"]] == [4000] * 12
+    assert livetables.of(store.families[Family.SEGMENTS]) == []
+    upkeep = SegmentUpkeep(store)
+    upkeep.run()
+    upkeep.stop()
+    store.families[Family.SEGMENTS].flush(True)
+    assert sum(table.size for table in livetables.of(store.families[Family.SEGMENTS])) >= 12 * 4000
+    engine.append(AppendRequest(topic="large", batch=Batch(datas=NEW)))
+    for _ in range(2):
+        assert datas(engine, "large") == before["large"] + NEW
+        assert {topic: datas(engine, topic) for topic in before if topic != "large"} == {
+            topic: found for topic, found in before.items() if topic != "large"
+        }
         engine.close()
         store.close()
         store, engine = opened(path)

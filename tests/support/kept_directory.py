@@ -1,7 +1,8 @@
-"""The small data directory in `tests/data`: the code that made it, and a way to unpack it.
+"""The small data directories in `tests/data`: the code that made them, and a way to unpack them.
 
-`data-directory-1.tar.gz` was made by `make` with the code of commit 4c9e2f7. It stays as it is: later versions have to
-open what that version wrote. `make` still runs, so that tests can compare the names that today's code writes.
+`data-directory-1.tar.gz` was made by `make` with the code of commit 4c9e2f7, and `data-directory-2.tar.gz`, where blocks
+are compressed and tags in runs, by `make` and `fill_large` with that of 72b9148. They stay as they are: later versions
+have to open what those versions wrote. `make` still runs, so that tests can compare the names that today's code writes.
 """
 
 import gzip
@@ -10,6 +11,7 @@ import tarfile
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from random import Random
 from typing import Final
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -25,6 +27,7 @@ from topics_service.storage import recordbatch
 from topics_service.storage.rocks import RocksStore
 
 KEPT: Final = Path(__file__).parents[1] / "data" / "data-directory-1.tar.gz"
+KEPT_2: Final = KEPT.with_name("data-directory-2.tar.gz")
 START: Final = 1_700_000_000_000
 """The time of the first write, in ms."""
 
@@ -39,8 +42,8 @@ class Clock:
         return self.now
 
 
-def make(directory: Path) -> None:
-    """Write a data directory with every kind of row, then close it."""
+def make(directory: Path, fill_more: Callable[[Engine], None] = lambda _: None) -> None:
+    """Write a data directory with every kind of row, and more, then close it."""
     store = RocksStore(directory, keep_log=True, boot_id="boot-1")
     clock, numbers = Clock(), count(1)
     engine = Engine(
@@ -51,10 +54,23 @@ def make(directory: Path) -> None:
         random=lambda size: bytes(range(size)),
     )
     _fill(engine, clock)
+    fill_more(engine)
     cluster_id(engine.writer)
     engine.sync()
     engine.close()
     store.close()
+
+
+def fill_large(engine: Engine) -> None:
+    """Write blocks of 8 KB that do not compress, of which the first ones are dead."""
+    append, random = _appender(engine), Random(2)
+    engine.put_topic("large", ConfigInput())
+    engine.sync()
+    for number in range(8):
+        append("large", *(random.randbytes(4000) for _ in range(2)), kinds=b"\x01" * 2, tags=[b"t%d" % number] * 2)
+    engine.delete_records(DeleteRequest(topic="large", before_seq=5))
+    while engine.maintain():
+        engine.sync()
 
 
 def pack(directory: Path, archive: Path) -> None:
@@ -74,9 +90,9 @@ def pack(directory: Path, archive: Path) -> None:
     archive.write_bytes(gzip.compress(buffer.getvalue(), mtime=0))
 
 
-def unpack(directory: Path) -> Path:
-    """Unpack the kept directory into `directory`."""
-    with tarfile.open(KEPT) as tar:
+def unpack(directory: Path, kept: Path = KEPT) -> Path:
+    """Unpack a kept directory into `directory`."""
+    with tarfile.open(kept) as tar:
         tar.extractall(directory, filter="data")
     return directory
 
