@@ -1,8 +1,9 @@
 """The small data directories in `tests/data`: the code that made them, and a way to unpack them.
 
-`data-directory-1.tar.gz` was made by `make` with the code of commit 4c9e2f7, and `data-directory-2.tar.gz`, where blocks
-are compressed and tags in runs, by `make` and `fill_large` with that of 72b9148. They stay as they are: later versions
-have to open what those versions wrote. `make` still runs, so that tests can compare the names that today's code writes.
+`data-directory-1.tar.gz` was made by `make` with the code of commit 4c9e2f7, and `data-directory-2.tar.gz`, where
+blocks are compressed and tags in runs, by `make` and `fill_large` with that of 72b9148. They stay as they are: later
+versions have to open what those versions wrote. `make` still runs, so that tests can compare the names that today's
+code writes.
 """
 
 import gzip
