@@ -129,7 +129,8 @@ def test_a_mirror_that_is_killed_again_and_again_copies_each_record_once(
         a.append("orders", {"a": 20_001})
         poll(lambda: count(b) == 25_003, 20)
         running.stop()
-    assert [record.value for record in b.read("orders", last=2)] == [{"a": 20_000}, {"a": 20_001}]
+    copied = [record.value["a"] for record in b.read("orders") if "a" in record.value]
+    assert copied == list(range(20_002))
 
 
 def test_a_mirror_outlives_its_servers(
