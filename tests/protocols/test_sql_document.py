@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import pytest
@@ -285,7 +286,7 @@ def test_a_topic_deleted_over_http_takes_its_routes(routed: Names) -> None:
 
 
 def test_a_consumer_that_hangs_up_is_left_at_once(tmp_path: Any) -> None:
-    keys = {"TOPICS_API_KEYS": "secret", "TOPICS_MAX_INFLIGHT_PER_KEY": 2}
+    keys = {"TOPICS_API_KEYS": "secret,looking", "TOPICS_MAX_INFLIGHT_PER_KEY": 2}
     with ServerProcess(tmp_path, env=keys) as server, Api(server.base) as api:
         api.client.headers["authorization"] = "Bearer secret"
         Sql(api).run("CREATE TOPIC app.quiet")
@@ -294,11 +295,19 @@ def test_a_consumer_that_hangs_up_is_left_at_once(tmp_path: Any) -> None:
             b"POST /api/topics/consume HTTP/1.1\r\nhost: x\r\nauthorization: Bearer secret\r\n"
             b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
         )
+
+        def others() -> int:
+            """The requests under way but this one, which takes no slot of the consumers' key."""
+            text = api.client.get("/v0/metrics", headers={"authorization": "Bearer looking"}).text
+            (line,) = [each for each in text.splitlines() if each.startswith("topics_http_requests_in_flight ")]
+            return int(float(line.split()[1])) - 1
+
         for _ in range(5):  # two calls may be open at a time
-            waiting = [socket.create_connection(("127.0.0.1", server.http_port)) for _ in range(2)]
-            for each in waiting:
-                each.sendall(head + body)
-            poll(lambda: api.get("app.quiet").status_code == 429, 10)
-            for each in waiting:
-                each.close()
-            poll(lambda: api.get("app.quiet").status_code == 200, 10)
+            with ExitStack() as open_sockets:
+                for _ in range(2):
+                    waiting = socket.create_connection(("127.0.0.1", server.http_port))
+                    open_sockets.enter_context(waiting).sendall(head + body)
+                poll(lambda: others() == 2, 10)
+                assert api.get("app.quiet").status_code == 429
+            poll(lambda: others() == 0, 10)
+            assert api.get("app.quiet").status_code == 200
