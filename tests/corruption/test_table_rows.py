@@ -444,7 +444,7 @@ class Hole(MemorySource):
 
 
 def audited(source: Hole) -> list[Problem]:
-    """What an audit says."""
+    """The findings of an audit."""
     found: list[Problem] = []
     each = Audit(source, found.append, deep=True)
     each.begin()

@@ -42,7 +42,7 @@ ROUTE = "ALTER TOPIC app.{name}_events ADD SOURCE app.{name} ON {op} WITH (paylo
 
 @dataclass
 class Acked:
-    """What was acknowledged: of a pair of rows the number of both (None: removed), and any that was under way."""
+    """The acknowledged changes: of a pair of rows the number of both (None: removed), and any that was under way."""
 
     pairs: dict[tuple[str, int, int], int | None] = field(default_factory=dict)
     begun: dict[tuple[str, int, int], int | None] = field(default_factory=dict)

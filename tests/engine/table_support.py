@@ -76,7 +76,7 @@ class HistoryStore(CrashStore):
 
 
 def at_write(store: HistoryStore, writes: int) -> HistoryStore:
-    """What a power cut leaves that only the first writes outlive."""
+    """The store after a power cut that only the first writes outlive."""
     left = HistoryStore()
     for batch in store.history[:writes]:
         left.write(batch)

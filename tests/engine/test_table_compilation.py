@@ -376,7 +376,7 @@ def test_deep_and_long_expressions() -> None:
     ],
 )
 def test_depth_of_every_kind(around: Callable[[Any], Expression]) -> None:
-    """What the bound of depth lets pass compiles and runs, in whatever node it is."""
+    """Expressions within the bound of depth compile and run, whatever their nodes are."""
     node: Expression = A
     made = 1
     while (further := around(node)) and depth_of(further) <= MAX_DEPTH:
@@ -404,7 +404,7 @@ def depth_of(node: Expression) -> int:
     "hostile", ["'); import os #", '"""', "{0}", "r[0]", "\\", "__import__('os')", "k1", "\n", "%s", "\ud7ff"]
 )
 def test_constants_are_never_code(hostile: str) -> None:
-    """What a user wrote reaches the source of the lambda by name only."""
+    """Constants and names of a user reach the source of the lambda by name only."""
     texts = [lit(hostile), Column(1, TEXT), Parameter(1, TEXT), Cast(lit(hostile), TEXT), call("concat", hostile)]
     for node in texts:
         assert run(op(node, "=", hostile), [hostile], None, [hostile]) is True

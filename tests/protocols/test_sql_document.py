@@ -205,9 +205,7 @@ def test_retention_prunes_old_entries(names: Names) -> None:
     (row,) = names.sql.rows(names.text("SELECT count(*) AS n FROM chat.messages"))
     assert row["n"] == 100, "the rows stay"
     names.run("ALTER TOPIC app.new_messages SET (retention_seconds = 1)")
-    deadline = time.monotonic() + 20
-    while names.messages("late", timeout_seconds=0) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    poll(lambda: not names.messages("late", timeout_seconds=0), 20, "the end of the messages", pause=0.05)
     assert names.messages("late") == []
 
 
@@ -249,9 +247,7 @@ def test_one_request_waits_for_messages(routed: Names) -> None:
     consumer.start()
     position = "SELECT group_id FROM system.topic_offsets WHERE group_id = 'ai-service' AND topic_id = $1"
     (topic,) = routed.sql.rows("SELECT topic_id FROM system.topics WHERE name = $1", routed.topic)
-    deadline = time.monotonic() + 20
-    while not routed.sql.rows(position, topic["topic_id"]) and time.monotonic() < deadline:
-        time.sleep(0.01)  # the group is noted before the wait begins
+    poll(lambda: routed.sql.rows(position, topic["topic_id"]), 20, "the group, noted before the wait begins")
     routed.insert(7)
     consumer.join(20)
     (page,) = pages

@@ -204,7 +204,7 @@ def _is_full(router: Router) -> bool:
 
 
 def options(tables: bool) -> str:
-    """What is written behind the number of a seed, to have the same life."""
+    """The words behind the number of a seed that repeat its life."""
     return "--tables " if tables else ""
 
 

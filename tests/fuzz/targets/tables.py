@@ -90,7 +90,7 @@ _DEFINITIONS: Final = [
 
 
 def _definitions(data: bytes) -> Any:
-    """What an audit says of a definition and an index entry, beside sound ones; it declares no errors."""
+    """The findings of an audit about a definition and an index entry, beside sound ones; it declares no errors."""
     said: list[str] = []
     found = Definitions(lambda kind, text, table: said.append(text))
     for key, _ in _DEFINITIONS:

@@ -32,7 +32,7 @@ NEW_VALUE = 7  # of rows that were there before their column
 
 
 class Change(NamedTuple):
-    """What a statement did to a row."""
+    """The effect of a statement on a row."""
 
     table: Table
     op: Op
@@ -232,7 +232,7 @@ class Tables:
             self.view.update(self._pending.pop(0)[1])
 
     def check(self) -> None:
-        """What readers see of every table, by all of its keys, and what its events come to."""
+        """The rows of every table as readers see them by each of its keys, and the fold of its events."""
         tables = self._world.engine.tables
         for number, table in tables.schema.tables.items():
             today = tables.newest.tables.get(number)
