@@ -1,4 +1,4 @@
-"""What roles and keys may do in SQL, and who may manage which users."""
+"""Rights of roles and keys in SQL, and over which users."""
 
 import pytest
 

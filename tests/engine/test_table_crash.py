@@ -1,4 +1,4 @@
-"""What is left of tables after SIGKILL and power cuts: prefixes of the commits, rows with their entries and events."""
+"""Tables after SIGKILL and power cuts: prefixes of the commits, rows with their entries and events."""
 
 from random import Random
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is given as a value stays one: parameters are no part of a text, and a quoted literal is the text in it."""
+"""Values stay values: parameters are no part of a text, and a quoted literal is the text in it."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
