@@ -14,7 +14,7 @@ KAFKA_CLIENTS := build/kafka-clients/.built
 SPARKS := 4.1 4.2 4.3
 # Folders of tests in the order in which they start, the longest first.
 FOLDERS := spark sdk cli kafka engine crash protocols backup lakehouse corruption security simulation gateway docs packaging app \
-	fuzz observability api soak storage proto sql
+	fuzz observability api soak storage proto sql cluster
 JOBS ?= 3
 
 .PHONY: setup setup-dev run test $(FOLDERS:%=test-%) lint lint-code lint-generated format proto docs docs-serve bench soak conformance clean

@@ -1,0 +1,96 @@
+"""Who lives, and who says that it owns the shard: the protocol. No promise about data depends on it."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class CoordinatorError(Exception):
+    """The coordinator did not answer."""
+
+
+class Addresses(Struct, frozen=True, kw_only=True):
+    """Where a node is reached, each as host:port; empty where it has no such port."""
+
+    http: str
+    grpc: str
+    kafka: str = ""
+
+
+class Node(Struct, frozen=True, kw_only=True):
+    """A node that lives."""
+
+    name: str
+    addresses: Addresses
+    zone: str = ""
+    version: str = ""
+
+
+class Owner(Struct, frozen=True, kw_only=True):
+    """Who owns a shard. `epoch` is that of its fence; 0 while it still takes over."""
+
+    node: str
+    addresses: Addresses
+    epoch: int
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """All that the coordinator knows, at one revision of it."""
+
+    revision: int
+    nodes: Mapping[str, Node]
+    owners: Mapping[int, Owner]
+    """By shard."""
+    wanted: Mapping[int, str]
+    """The node that an operator wants to own a shard."""
+
+
+class Session(Protocol):
+    """The lease of one node: what it has put is gone when the lease ends."""
+
+    @property
+    def valid_until(self) -> float:
+        """The lease holds at least until then, by CLOCK_BOOTTIME in seconds; counted from before the last renewal
+        was sent."""
+        ...
+
+    async def register(self, node: Node) -> None:
+        """Put the node's entry."""
+        ...
+
+    async def claim(self, shard: int, seen: Owner | None, mine: Owner) -> bool:
+        """Become the owner, if the shard's entry is still `seen` (None: there is none). Return whether it is ours."""
+        ...
+
+    async def give_up(self, shard: int, mine: Owner) -> None:
+        """Remove the owner's entry if it is still `mine`."""
+        ...
+
+    async def close(self) -> None:
+        """End the lease."""
+        ...
+
+
+class Coordinator(Protocol):
+    """All calls may raise CoordinatorError."""
+
+    async def session(self, seconds: float) -> Session:
+        """Begin a lease, which is renewed until it is closed; one that ended begins anew with the same entries."""
+        ...
+
+    async def view(self) -> View:
+        """The entries as they are now."""
+        ...
+
+    def watch(self) -> AsyncIterator[View]:
+        """The entries now, and after each change. Raises CoordinatorError when they can't be followed any more."""
+        ...
+
+    async def want(self, shard: int, node: str | None) -> None:
+        """Note, or forget (None), which node shall own a shard."""
+        ...
+
+    async def close(self) -> None:
+        """Release its connections."""
+        ...
