@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 
 class BucketError(Exception):
-    """The store did not answer, or not with yes or no: whatever was asked for may have happened, or may happen later."""
+    """The store gave no clear answer: what was asked for may have happened, or may happen later."""
 
 
 class ObjectEntry(NamedTuple):
