@@ -1,4 +1,4 @@
-"""Who lives, and who says that it owns the shard: the protocol. No promise about data depends on it."""
+"""Liveness of the nodes, and ownership of the shard as claimed: the protocol. No promise about data depends on it."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
@@ -11,7 +11,7 @@ class CoordinatorError(Exception):
 
 
 class Addresses(Struct, frozen=True, kw_only=True):
-    """Where a node is reached, each as host:port; empty where it has no such port."""
+    """Addresses of a node, each as host:port; empty where it has no such port."""
 
     http: str
     grpc: str
@@ -28,7 +28,7 @@ class Node(Struct, frozen=True, kw_only=True):
 
 
 class Owner(Struct, frozen=True, kw_only=True):
-    """Who owns a shard. `epoch` is that of its fence; 0 while it still takes over."""
+    """The owner of a shard. `epoch` is that of its fence; 0 while it still takes over."""
 
     node: str
     addresses: Addresses
@@ -76,7 +76,7 @@ class Coordinator(Protocol):
     """All calls may raise CoordinatorError."""
 
     async def session(self, seconds: float) -> Session:
-        """Begin a lease, which is renewed until it is closed; one that ended begins anew with the same entries."""
+        """Begin a lease, which is renewed until it is closed; one that ended begins again with the same entries."""
         ...
 
     async def view(self) -> View:
