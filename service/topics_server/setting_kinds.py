@@ -61,6 +61,26 @@ def read_address(text: str) -> str:
     return text
 
 
+def read_store(text: str) -> str:
+    """The URL of a bucket, with or without a prefix."""
+    bucket = text.removeprefix("s3://").partition("/")[0]
+    if not text.startswith("s3://") or not bucket:
+        raise ValueError("the URL of an object store, such as s3://bucket/prefix")
+    return text.rstrip("/")
+
+
+def read_members(text: str) -> str:
+    """Addresses, each with a port."""
+    for member in text.split(","):
+        try:
+            has_port = bool(split_host(read_address(member))[1])
+        except ValueError:
+            has_port = False
+        if not has_port:
+            raise ValueError("a list of addresses, such as 10.0.0.1:2379,10.0.0.2:2379")
+    return text
+
+
 def _within_i64(read: Callable[[str], int]) -> Read:
     def bounded(text: str) -> int:
         value = read(text)

@@ -4,7 +4,7 @@
 `topics serve --help` lists the settings in a base install too: packages of the server are imported where they are used.
 """
 
-import ipaddress
+import socket
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
 from difflib import get_close_matches
@@ -17,7 +17,9 @@ from topics_kafka.settings import KafkaSettings
 from topics_server import secret_settings
 from topics_server.logs import FORMATS
 from topics_server.memory import Plan, plan
-from topics_server.setting_kinds import Read, one_of, read_address, read_port
+from topics_server.setting_checks import SettingsError as SettingsError
+from topics_server.setting_checks import check
+from topics_server.setting_kinds import Read, one_of, read_address, read_members, read_port, read_store
 from topics_server.setting_kinds import setting as _setting
 from topics_service.api.access.hosts import Hosts, parse_authority, read_names, read_origins
 
@@ -49,10 +51,6 @@ UNUSED: Final = frozenset(
     )
 )
 """Variables of the `/v0` contract that mean nothing here: this storage has no segments, shards or cold folder."""
-
-
-class SettingsError(Exception):
-    """The settings can't be served with: the server refuses to start and says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +185,41 @@ class Settings:
     )
     org: str = _setting("TOPICS_ORG", "topics", "first part of a topic's rrl")
     env: str = _setting("TOPICS_ENV", "dev", "second part of a topic's rrl")
-    cluster: str = _setting("TOPICS_CLUSTER", "local", "third part of a topic's rrl")
+    cluster: str = _setting(
+        "TOPICS_CLUSTER", "local", "third part of a topic's rrl; the name of the cluster in TOPICS_CLUSTER_STORE"
+    )
+    cluster_store: str = _setting(
+        "TOPICS_CLUSTER_STORE",
+        "",
+        "object store of a cluster, such as s3://bucket/prefix, with the variables AWS_* of backups; see cluster.md. "
+        "The server is a single process if unset",
+        read=read_store,
+        what="URL",
+    )
+    cluster_etcd: str = _setting(
+        "TOPICS_CLUSTER_ETCD",
+        "",
+        "comma-separated host:port of the members of etcd, which tell the nodes of a cluster who lives",
+        read=read_members,
+    )
+    cluster_node: str = _setting("TOPICS_CLUSTER_NODE", "", "name of this node; the machine's name if unset")
+    cluster_advertised: str = _setting(
+        "TOPICS_CLUSTER_ADVERTISED",
+        "",
+        "host at which the other nodes reach the ports of this one; TOPICS_HOST if unset",
+    )
+    cluster_secret_file: str = _setting(
+        "TOPICS_CLUSTER_SECRET_FILE",
+        "",
+        "file of the secret that the nodes of a cluster share, at least 32 bytes, reloaded on SIGHUP",
+    )
+    cluster_lease_seconds: int = _setting(
+        "TOPICS_CLUSTER_LEASE_SECONDS", 2, "time after which a node that does not answer has no shard any more"
+    )
+    cluster_window: int = _setting(
+        "TOPICS_CLUSTER_WINDOW", 4, "number of objects that the owner of a shard writes at once, at most 64", maximum=64
+    )
+    cluster_zone: str = _setting("TOPICS_CLUSTER_ZONE", "", "zone of this node, for its followers")
     log_level: str = _setting(
         "TOPICS_LOG_LEVEL", "info", "debug, info, warning or error; logs go to stderr", read=one_of(*_LEVELS)
     )
@@ -441,6 +473,16 @@ class Settings:
         return ResourcePrefix(org=self.org, env=self.env, cluster=self.cluster)
 
     @property
+    def node_name(self) -> str:
+        """The name of this node."""
+        return self.cluster_node or socket.gethostname()
+
+    @property
+    def node_host(self) -> str:
+        """The host at which other nodes reach this one."""
+        return self.cluster_advertised or self.host
+
+    @property
     def data_path(self) -> Path:
         """The data directory."""
         return Path(self.data_dir)
@@ -489,7 +531,7 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any], memory: int | Non
         fitting = plan(memory, Plan(default("memory_bytes"), default("max_body_bytes")))
         values = {"memory_bytes": fitting.memory, "max_body_bytes": fitting.body} | values
     settings = Settings(**values)
-    _check(settings)
+    check(settings)
     return settings
 
 
@@ -527,40 +569,3 @@ def _value(setting: Field[Any], text: str) -> Any:
     except ValueError as error:
         shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
         raise SettingsError(f"{setting.metadata['env']}={shown!r} is not {error}") from None
-
-
-def _check(settings: Settings) -> None:
-    if not settings.has_authentication and not _is_loopback(settings.host) and not settings.allow_insecure_no_auth:
-        raise SettingsError(
-            f"{settings.host} is not a loopback address and there are no API keys, users or tokens: everyone who "
-            "reaches it could read and delete everything. Set TOPICS_API_KEYS, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 if "
-            "that is what you want"
-        )
-    try:
-        read_names(settings.allowed_hosts)
-    except ValueError as error:
-        raise SettingsError(
-            f"TOPICS_ALLOWED_HOSTS: {str(error)!r} is no host name; give names without scheme and port, or * for any"
-        ) from None
-    try:
-        read_origins(settings.cors_origins)
-    except ValueError as error:
-        raise SettingsError(
-            f"TOPICS_CORS_ORIGINS: {str(error)!r} is not an origin; list each one exactly, with scheme, host and port "
-            "and without a path, such as https://app.example,http://localhost:5173"
-        ) from None
-    if settings.kafka_tls_key and not settings.kafka_tls_cert:
-        raise SettingsError("TOPICS_KAFKA_TLS_KEY needs TOPICS_KAFKA_TLS_CERT")
-    if settings.tls_key_file and not settings.tls_cert_file:
-        raise SettingsError("TOPICS_TLS_KEY_FILE needs TOPICS_TLS_CERT_FILE")
-    if settings.tls_client_ca_file and not settings.tls_cert_file:
-        raise SettingsError("TOPICS_TLS_CLIENT_CA_FILE needs TOPICS_TLS_CERT_FILE")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
