@@ -1,9 +1,9 @@
 """The log of a shard as two state machines, without I/O and clock: its writer and its reader.
 
-The log is objects with numbers, each made with put-if-absent. The owner of epoch e acknowledges number n once it has made
-all its numbers up to n, and begins no number n + window before. A node that wants to own the shard reads the log to its
-end and puts a *fence* at the first number that is free: from then on epoch e can acknowledge nothing at or above it.
-Objects that the former owner has under way lie below the fence's `resume`, where nobody reads.
+The log is objects with numbers, each made with put-if-absent. The owner of epoch e acknowledges number n once it has
+made all its numbers up to n, and begins no number n + window before. A node that wants to own the shard reads the log
+to its end and puts a *fence* at the first number that is free: from then on epoch e can acknowledge nothing there or
+above. Objects that the former owner has under way lie below the fence's `resume`, where nobody reads.
 """
 
 from collections import deque
@@ -22,6 +22,7 @@ EARLY_BYTES: Final = 512 << 10
 
 _USUAL_SECONDS: Final = 0.05  # of a PUT, before one has been seen
 _SMOOTHING: Final = 0.125
+_MOST_SECONDS: Final = 1.0  # that one PUT counts with: an outage is not usual
 
 
 class OutOfOrderError(Exception):
@@ -36,7 +37,7 @@ class OutOfOrderError(Exception):
 
 
 class Position(NamedTuple):
-    """A place in the log: behind all below `number`, of which the last fence has `epoch` and the last batch `ticket`."""
+    """A place in the log, behind all below `number`: the last fence there has `epoch`, the last batch `ticket`."""
 
     epoch: int
     number: int
@@ -149,7 +150,7 @@ class Appender:
             return None
         made = self._under_way[number - oldest]
         made.is_made = True
-        self.usual_seconds += _SMOOTHING * (now - made.began - self.usual_seconds)
+        self.usual_seconds += _SMOOTHING * (min(now - made.began, _MOST_SECONDS) - self.usual_seconds)
         ticket = None
         while self._under_way and self._under_way[0].is_made:
             put = self._under_way.popleft().put

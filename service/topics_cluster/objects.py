@@ -1,8 +1,9 @@
 """The objects of a shard's log as bytes: a header with a checksum, and batches of rows.
 
-The header (76 bytes, big-endian, the same in every version): magic, version, kind, two zero bytes, shard, epoch, number,
-resume, ticket, the writer's nonce, the length of the body, and the CRC-32C of all else. The body of a data object is
-batches: ticket, number of rows, rows; a row is op, family, the lengths of key and value, key, value. A fence has no body.
+The header has 76 bytes, big-endian, the same in every version: magic, version, kind, two zero bytes, shard, epoch,
+number, resume, ticket, the writer's nonce, the length of the body, and the CRC-32C of all else. The body of a data
+object is batches: ticket, number of rows, rows. A row is op, family, the lengths of key and value, key, value. A fence
+has no body.
 """
 
 import struct

@@ -22,7 +22,7 @@ from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.scheduling.batcher import WriteBatcher
-from topics_service.api.scheduling.commit import GroupCommit
+from topics_service.api.scheduling.commit import Commit
 from topics_service.api.scheduling.pressure import Pressure, Shortage
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
@@ -89,7 +89,7 @@ class TopicsApi:
     def __init__(
         self,
         engine: Engine,
-        commit: GroupCommit,
+        commit: Commit,
         pressure: Pressure | None = None,
         watch_caps: WatchCaps | None = None,
         metrics_sources: MetricsSources | None = None,

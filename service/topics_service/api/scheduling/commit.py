@@ -5,6 +5,7 @@ import contextlib
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
@@ -31,13 +32,95 @@ class CommitStatistics:
     waiting_peak: int = 0
 
 
-class GroupCommit:
+class Commit(ABC):
+    """The calls that wait until their writes are durable: what is the same wherever that is. Belongs to the loop.
+
+    A subclass calls `publish` and `fail` on the loop. `on_synced(ticket)` and `on_failed(error)` run before any waiter
+    is woken, so that durable writes are visible before they are acknowledged.
+    """
+
+    def __init__(self, on_synced: Callable[[int], None], on_failed: Callable[[BaseException], None]) -> None:
+        self.statistics = CommitStatistics()
+        self.span: Span | None = None
+        self._on_synced = on_synced
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self._published = 0
+        self._failure: BaseException | None = None
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+
+    @abstractmethod
+    def want(self, ticket: int) -> None:
+        """Request that `ticket` become durable soon, without waiting."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Make pending writes durable and end. Blocks; call it once, when no calls are left."""
+
+    def covers(self, ticket: int) -> bool:
+        """True if `ticket` is durable and visible, so that `wait` would return at once."""
+        return ticket <= self._published
+
+    async def wait(self, ticket: int) -> None:
+        """Return once `ticket` is durable and visible. Cancelling the wait does not undo the write.
+
+        Raises TopicsError `internal` when that failed: the write may or may not survive, it is not acknowledged.
+        """
+        if ticket <= self._published:
+            return
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        if self._failure is None:
+            self._waiters.append((ticket, waiter))
+            self._count_waiters()
+            self.want(ticket)
+        else:
+            waiter.set_exception(_failed())
+        if self.span is None:
+            await waiter
+        else:
+            with self.span("topics.commit.wait", {}):
+                await waiter
+
+    def publish(self, upto: int) -> None:
+        """Make everything up to a ticket, which is durable, visible, and wake its waiters."""
+        self._on_synced(upto)
+        self._published = upto
+        waiting = []
+        for ticket, waiter in self._waiters:
+            if ticket > upto:
+                waiting.append((ticket, waiter))
+            elif not waiter.done():
+                waiter.set_result(None)
+        self._waiters = waiting
+        self._count_waiters()
+
+    def fail(self, error: BaseException) -> None:
+        """Note that nothing becomes durable any more, and fail every waiter."""
+        self._failure = error
+        self._on_failed(error)
+        for _, waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(_failed())
+        self._waiters = []
+        self._count_waiters()
+
+    def post(self, callback: Callable[..., None], argument: object) -> None:
+        """Call something on the loop, from another thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no waiters are left
+            self._loop.call_soon_threadsafe(callback, argument)
+
+    def _count_waiters(self) -> None:
+        waiting = self.statistics.waiting = len(self._waiters)
+        if waiting > self.statistics.waiting_peak:
+            self.statistics.waiting_peak = waiting
+
+
+class GroupCommit(Commit):
     """Shares each WAL fsync between all writes that came before it; there is no window to tune.
 
     `sync` blocks until everything written is durable and is called on the commit thread (it must release the GIL);
-    `written` gives the newest ticket handed to the store; `on_synced(ticket)` and `on_failed(error)` run on the loop,
-    before any waiter is woken, so that durable writes are visible before they are acknowledged. After the first failure
-    nothing is synced again: a failed fsync may have dropped the pages it was asked to write.
+    `written` gives the newest ticket handed to the store. After the first failure nothing is synced again: a failed
+    fsync may have dropped the pages it was asked to write.
     """
 
     def __init__(
@@ -47,21 +130,14 @@ class GroupCommit:
         on_synced: Callable[[int], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
-        self.statistics = CommitStatistics()
-        self.span: Span | None = None
+        super().__init__(on_synced, on_failed)
         self._sync = sync
         self._written = written
-        self._on_synced = on_synced
-        self._on_failed = on_failed
-        self._loop = asyncio.get_running_loop()
         self._condition = threading.Condition()
         self._wanted = 0
         self._is_waking = False
         self._stopping = False
-        self._durable = 0  # by the commit thread
-        self._published = 0  # by the loop, a moment later
-        self._failure: BaseException | None = None
-        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._durable = 0  # by the commit thread; published by the loop, a moment later
         self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
         self._thread.start()
 
@@ -78,10 +154,8 @@ class GroupCommit:
         return commit
 
     def want(self, ticket: int) -> None:
-        """Request that `ticket` become durable soon, without waiting.
-
-        The thread is woken at the end of the loop's turn: what other requests write in it shares the fsync.
-        """
+        """See Commit. The thread is woken at the end of the loop's turn: what other requests write in it shares the
+        fsync."""
         if ticket > self._wanted:
             self._wanted = ticket
             if not self._is_waking:
@@ -93,33 +167,8 @@ class GroupCommit:
         with self._condition:
             self._condition.notify()
 
-    def covers(self, ticket: int) -> bool:
-        """True if `ticket` is durable and visible, so that `wait` would return at once."""
-        return ticket <= self._published
-
-    async def wait(self, ticket: int) -> None:
-        """Return once `ticket` is durable and visible. Cancelling the wait does not undo the write.
-
-        Raises TopicsError `internal` when the fsync failed: the write may or may not survive, it is not acknowledged.
-        """
-        if ticket <= self._published:
-            return
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        if self._failure is None:
-            self._waiters.append((ticket, waiter))
-            self._count_waiters()
-            if ticket > self._wanted:
-                self.want(ticket)
-        else:
-            waiter.set_exception(_failed())
-        if self.span is None:
-            await waiter
-        else:
-            with self.span("topics.commit.wait", {}):
-                await waiter
-
     def stop(self) -> None:
-        """Do the pending fsync and end the thread. Call once, when no calls are left."""
+        """See Commit."""
         with self._condition:
             self._stopping = True
             self._condition.notify()
@@ -138,42 +187,12 @@ class GroupCommit:
                 self._sync()
             except BaseException as error:
                 log.critical("fsync failed, the server is read-only from now on: %s", error)
-                self._post(self._fail, error)
+                self.post(self.fail, error)
                 return
             self.statistics.latency.observe((time.perf_counter_ns() - began) // 1000)
             self.statistics.group.observe(upto - self._durable)
             self._durable = upto
-            self._post(self._publish, upto)
-
-    def _post(self, callback: Callable[..., None], argument: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: no waiters are left
-            self._loop.call_soon_threadsafe(callback, argument)
-
-    def _publish(self, upto: int) -> None:
-        self._on_synced(upto)
-        self._published = upto
-        waiting = []
-        for ticket, waiter in self._waiters:
-            if ticket > upto:
-                waiting.append((ticket, waiter))
-            elif not waiter.done():
-                waiter.set_result(None)
-        self._waiters = waiting
-        self._count_waiters()
-
-    def _fail(self, error: BaseException) -> None:
-        self._failure = error
-        self._on_failed(error)
-        for _, waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_exception(_failed())
-        self._waiters = []
-        self._count_waiters()
-
-    def _count_waiters(self) -> None:
-        waiting = self.statistics.waiting = len(self._waiters)
-        if waiting > self.statistics.waiting_peak:
-            self.statistics.waiting_peak = waiting
+            self.post(self.publish, upto)
 
 
 def _failed() -> TopicsError:
