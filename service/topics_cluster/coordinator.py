@@ -1,5 +1,6 @@
 """Liveness of the nodes, and ownership of the shard as claimed: the protocol. No promise about data depends on it."""
 
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
@@ -46,13 +47,26 @@ class View(Struct, frozen=True, kw_only=True):
     """The node that an operator wants to own a shard."""
 
 
+def boottime() -> float:
+    """Seconds by CLOCK_BOOTTIME, which counts while the machine sleeps and can't be set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Session(Protocol):
-    """The lease of one node: what it has put is gone when the lease ends."""
+    """The lease of one node: what it has put is gone when the lease ends.
+
+    A lease that ended (the node slept, the coordinator was emptied) is followed by a new one, with the node's entry and
+    without its claims: in between, another node may have owned the shard and have ended. The owner claims it again, and
+    looks for a fence in the log after that, before it trusts `valid_until`.
+    """
 
     @property
     def valid_until(self) -> float:
-        """The lease holds at least until then, by CLOCK_BOOTTIME in seconds; counted from before the last renewal
-        was sent."""
+        """The time until which the lease holds at least, by `boottime`; counted from before its last renewal was sent.
+
+        It has passed, and stays so, when the lease under which a shard was claimed has ended, until that shard is
+        claimed again or given up.
+        """
         ...
 
     async def register(self, node: Node) -> None:
@@ -60,7 +74,8 @@ class Session(Protocol):
         ...
 
     async def claim(self, shard: int, seen: Owner | None, mine: Owner) -> bool:
-        """Become the owner, if the shard's entry is still `seen` (None: there is none). Return whether it is ours."""
+        """Become the owner, if the shard's entry is still `seen` (None: there is none), or `mine` already. Return
+        whether it is ours."""
         ...
 
     async def give_up(self, shard: int, mine: Owner) -> None:
@@ -76,7 +91,7 @@ class Coordinator(Protocol):
     """All calls may raise CoordinatorError."""
 
     async def session(self, seconds: float) -> Session:
-        """Begin a lease, which is renewed until it is closed; one that ended begins again with the same entries."""
+        """Begin a lease, which is renewed until it is closed. A coordinator may grant more than `seconds`."""
         ...
 
     async def view(self) -> View:
@@ -84,7 +99,8 @@ class Coordinator(Protocol):
         ...
 
     def watch(self) -> AsyncIterator[View]:
-        """The entries now, and after each change. Raises CoordinatorError when they can't be followed any more."""
+        """The entries now, and after each change. Goes on over lost connections, and is silent while the coordinator is
+        away. Raises CoordinatorError when it refuses the node's credentials."""
         ...
 
     async def want(self, shard: int, node: str | None) -> None:

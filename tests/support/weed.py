@@ -38,7 +38,7 @@ class Weed:
         self._binary = need_weed()
         self._folder = folder
         names = ("master", "volume", "filer", "s3", "admin")
-        ports = _free_ports(2 * len(names) + 1)
+        ports = free_ports(2 * len(names) + 1)
         self._ports = {name: (ports[2 * i], ports[2 * i + 1]) for i, name in enumerate(names)}
         self._rest = ports[-1]
         self._process: subprocess.Popen[bytes] | None = None
@@ -105,7 +105,8 @@ class Weed:
         self.stop()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, all different."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
