@@ -68,12 +68,12 @@ class Lease:
 
     @property
     def ends(self) -> float:
-        """When it ends unless it is renewed after now, by the clock."""
+        """The time at which it ends unless it is renewed after now, by the clock."""
         return self._ends if self._ends is not None else self._clock() + self._seconds
 
     @property
     def holds(self) -> bool:
-        """Whether it has not ended."""
+        """True unless it has ended."""
         return self._clock() < self.ends
 
     def cut(self) -> None:
@@ -91,7 +91,7 @@ class Lease:
 
 
 class MemoryEntries:
-    """What an etcd would keep: the entries of all nodes. `clock` is that of the leases, in seconds."""
+    """The entries of all nodes, as an etcd would keep them. `clock` is that of the leases, in seconds."""
 
     def __init__(self, clock: Clock = boottime) -> None:
         self.clock: Final = clock
@@ -147,7 +147,7 @@ class MemoryCoordinator:
 
     @property
     def reachable(self) -> bool:
-        """Whether this node reaches the entries. While it does not, its calls fail and its leases are not renewed."""
+        """True while this node reaches the entries; else its calls fail and its leases are not renewed."""
         return self._reachable
 
     @reachable.setter
