@@ -1,0 +1,148 @@
+"""A cluster of `topics serve` processes, on ports that stay over restarts, with an object store and an etcd."""
+
+import base64
+import contextlib
+import json
+import secrets
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import requests
+
+from support.http import Api
+from support.server import DIE_WITH_US, TOPICS, ServerProcess
+from support.waiting import poll
+from support.weed import free_ports
+
+
+class Node(ServerProcess):
+    """One node. `start` returns once it answers calls, itself or by passing them on."""
+
+    def __init__(self, name: str, folder: Path, env: Mapping[str, object]) -> None:
+        http, grpc, kafka = free_ports(3)
+        ports = {"TOPICS_PORT": http, "TOPICS_GRPC_PORT": grpc, "TOPICS_KAFKA_PORT": kafka}
+        super().__init__(folder, env={**ports, "TOPICS_CLUSTER_NODE": name, **env}, kafka=True)
+        self.name = name
+        self.http_port, self.grpc_target, self.kafka_port = http, f"127.0.0.1:{grpc}", kafka
+
+    @property
+    def kafka_target(self) -> str:
+        """The Kafka port, as host:port."""
+        return f"127.0.0.1:{self.kafka_port}"
+
+    def metrics(self) -> dict[str, float]:
+        """The samples of its own metrics without labels, and `name{label}` with one."""
+        with Api(self.base) as api:
+            lines = api.send("GET", "/v0/metrics").text.splitlines()
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+
+
+class Cluster:
+    """Nodes `a`, `b`, `c` and so on of one cluster, none of which runs at first."""
+
+    def __init__(
+        self,
+        folder: Path,
+        etcd: str,
+        store: str,
+        environment: Mapping[str, str],
+        *,
+        nodes: int = 3,
+        env: Mapping[str, object] = {},
+    ) -> None:
+        """`etcd` is host:port, `store` a URL, `environment` what leads to it, `env` further settings of every node."""
+        self.name = f"test-{secrets.token_hex(4)}"
+        self._etcd = etcd
+        folder.mkdir(parents=True, exist_ok=True)
+        secret = folder / "secret"
+        secret.write_text(secrets.token_hex(32))
+        self.env = {
+            **environment,
+            "TOPICS_CLUSTER": self.name,
+            "TOPICS_CLUSTER_STORE": store,
+            "TOPICS_CLUSTER_ETCD": etcd,
+            "TOPICS_CLUSTER_SECRET_FILE": secret,
+            **env,
+        }
+        self.nodes = [Node(name, folder / name, self.env) for name in "abcdefgh"[:nodes]]
+
+    def __getitem__(self, name: str) -> Node:
+        return next(node for node in self.nodes if node.name == name)
+
+    def command(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run `topics cluster ...` in the nodes' environment."""
+        env = {name: str(value) for name, value in self.env.items()}
+        done = subprocess.run(
+            [*DIE_WITH_US, str(TOPICS), "cluster", *words],
+            env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert not check or done.returncode == 0, f"{words}: {done.returncode}: {done.stderr}"
+        return done
+
+    def init(self) -> Self:
+        """Make the cluster in the store."""
+        self.command("init")
+        return self
+
+    def start(self, nodes: Iterable[Node] | None = None) -> Self:
+        """Start nodes, all by default, and wait until each answers calls."""
+        each = list(self.nodes if nodes is None else nodes)
+        for node in each:
+            node.start()
+        return self
+
+    @property
+    def running(self) -> Sequence[Node]:
+        """The nodes whose processes are there."""
+        return [node for node in self.nodes if node.alive()]
+
+    def claimed(self) -> dict[str, Any] | None:
+        """The owner's entry in etcd."""
+        key = base64.b64encode(f"/topics/{self.name}/owner/0".encode()).decode()
+        with contextlib.suppress(requests.RequestException):
+            reply = requests.post(f"http://{self._etcd}/v3/kv/range", json={"key": key}, timeout=5).json()
+            for entry in reply.get("kvs", []):
+                found = json.loads(base64.b64decode(entry["value"]))
+                assert isinstance(found, dict)
+                return found
+        return None
+
+    def owner(self, seconds: float = 20, *, other_than: Node | None = None) -> Node:
+        """The node that owns the shard and serves it; waits for one. A claim with epoch 0 is a takeover under way."""
+
+        def found() -> Node | None:
+            claim = self.claimed()
+            if not claim or not claim["epoch"] or (other_than is not None and claim["node"] == other_than.name):
+                return None
+            return self[claim["node"]]
+
+        node = poll(found, seconds, f"an owner; {self.logs()}")
+        assert node is not None
+        return node
+
+    def wait_for_followers(self, count: int, seconds: float = 60) -> None:
+        """Wait until the owner counts so many followers that are caught up."""
+
+        def enough() -> bool:
+            with contextlib.suppress(requests.RequestException, OSError):
+                return self.owner().metrics()["topics_cluster_followers"] >= count
+            return False
+
+        poll(enough, seconds, f"{count} followers; {self.logs()}", pause=0.05)
+
+    def logs(self, size: int = 1500) -> str:
+        """The ends of all logs."""
+        return "\n".join(f"--- {node.name}\n{node.log[-size:]}" for node in self.nodes)
+
+    def stop(self) -> None:
+        """End all processes, at once."""
+        for node in self.nodes:
+            node.kill()
+
+    def __enter__(self) -> Self:
+        return self.init().start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
