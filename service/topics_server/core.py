@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -15,9 +15,9 @@ from topics_server.resources import Resources
 from topics_server.shown_settings import shown_settings
 from topics_server.space import DiskSpace
 from topics_server.trimming import trim_archive
+from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
 from topics_service.api.checkpoints import Checkpoints
-from topics_service.api.grpc.server import GrpcServer
 from topics_service.api.metrics.collector import MetricsSources
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.commit import GroupCommit
@@ -25,9 +25,11 @@ from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
-from topics_service.statistics import SpaceStatistics
+from topics_service.engine.errors import TopicsError
+from topics_service.statistics import NodeStatistics, SpaceStatistics
 from topics_service.storage import checkpoint, properties
 from topics_service.storage.reclaim import Reclaim
+from topics_service.storage.rocks import RocksStore
 from topics_service.storage.segment_upkeep import SegmentUpkeep
 from topics_service.storage.store import StoreError
 from topics_service.storage.tombstone_compaction import TombstoneCompaction
@@ -37,10 +39,19 @@ from topics_sql.reader import Reader
 class Core:
     """The engine, its commit thread, its API and its checkpoints, on the running event loop. Not recovered yet."""
 
-    def __init__(self, resources: Resources, clock: Clock) -> None:
-        settings, store, traces = resources.settings, resources.store, resources.traces
+    def __init__(
+        self,
+        resources: Resources,
+        clock: Clock,
+        store: RocksStore,
+        *,
+        authorizer: Authorizer,
+        commit: Callable[[Engine], GroupCommit] = GroupCommit.for_engine,
+        node: NodeStatistics | None = None,
+    ) -> None:
+        """`commit` makes what turns the engine's writes durable; `node` has the figures of a node of a cluster."""
+        settings, traces = resources.settings, resources.traces
         self._settings = settings
-        self._store = store
         self.engine = engine = Engine(
             store,
             clock,
@@ -54,7 +65,7 @@ class Core:
         observers = Observers(*traces.observers, *(() if self.audit is None else (self.audit.observe,)))
         if traces.observers:
             engine.writer.span = Observers(*traces.observers)
-        self._commit = GroupCommit.for_engine(engine)
+        self._commit = commit(engine)
         engine.writer.on_write_failed = lambda error: log.critical("the server is read-only from now on: %s", error)
         self._segments = SegmentUpkeep(
             store,
@@ -85,7 +96,7 @@ class Core:
             flushing=lambda: store.flushing if engine.writer.failure is None else 0,
         )
         engine.capacity.disk = pressure.space if settings.min_free_bytes else None
-        self.authorizer = settings.authorizer()
+        self.authorizer = authorizer
         memory = self.authorizer.quotas.memory
         sources = MetricsSources(
             lag=self._lag,
@@ -96,6 +107,7 @@ class Core:
             wal_switches=store.wal_switches,
             request_bytes=lambda: memory.used if memory is not None else 0,
             traces=traces.statistics,
+            node=node,
         )
         self.api = TopicsApi(engine, self._commit, pressure, settings.watch_caps, sources, observers)
         self.api.serve_sql(
@@ -116,10 +128,10 @@ class Core:
         self.checkpoints = Checkpoints(folder, make, checkpoint.remove, engine.ready, observers)
         self.checkpoints.clear()
 
-    def background(self, grpc: GrpcServer) -> list[Coroutine[Any, Any, None]]:
-        """The work that runs on the event loop until it is cancelled. `grpc` reports the engine's health."""
+    def background(self, set_serving: Callable[[bool], None]) -> list[Coroutine[Any, Any, None]]:
+        """The work that runs on the event loop until it is cancelled. `set_serving` is told the engine's health."""
         work = [
-            maintenance.keep_up(self.engine, self._disk, grpc),
+            maintenance.keep_up(self.engine, self._disk, set_serving),
             Forwarder(self.engine.routers).run(),
             self._lag.run(),
             trim_archive(self._settings, self.api.metrics.archive),
@@ -142,10 +154,11 @@ class Core:
 
     async def stop(self) -> None:
         """Make pending writes durable, end the threads, and close the engine. Call it when no calls are left."""
-        await asyncio.to_thread(self._commit.stop)
+        with contextlib.suppress(TopicsError):
+            await self._commit.wait(self.engine.writer.written)
         await asyncio.to_thread(self._tombstones.stop)
         await asyncio.to_thread(self._segments.stop)
         await asyncio.to_thread(self._reclaim.stop)
-        self.authorizer.passwords.close()
         with contextlib.suppress(StoreError):
             self.engine.close()
+        await asyncio.to_thread(self._commit.stop)

@@ -1,7 +1,10 @@
 """The listeners of a server: HTTP, gRPC and Kafka on one API."""
 
 import asyncio
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
+
+from starlette.types import ASGIApp
 
 from topics_gateway.app import create_app
 from topics_gateway.settings import GatewaySettings
@@ -10,17 +13,104 @@ from topics_kafka.listener import KafkaServer, create_kafka
 from topics_kafka.registry import all_handlers
 from topics_server.core import Core
 from topics_server.errors import StartError
-from topics_server.interceptors import KafkaAudit, observed_kafka, while_good
+from topics_server.interceptors import KafkaAudit, Make, observed_kafka, while_good
 from topics_server.notices import log, log_listening
 from topics_server.ports import advertised_address, bracketed, explain, write_port_file
 from topics_server.reload import Readers
 from topics_server.resources import Resources
+from topics_server.settings import Settings
 from topics_server.tls import HTTP_PROTOCOLS
+from topics_service.api.grpc.calls import Calls
 from topics_service.api.grpc.guard import caller
-from topics_service.api.grpc.server import GrpcServer
+from topics_service.api.grpc.server import GrpcPort, create_calls
 from topics_service.engine.errors import TopicsError
 
 _MAX_MESSAGE_BYTES = (1 << 31) - 1  # gRPC's own limit
+
+
+def grpc_port(resources: Resources) -> GrpcPort:
+    """The port of gRPC, not open yet."""
+    settings, tls = resources.settings, resources.certificates.common
+    return GrpcPort(
+        host=settings.host,
+        port=settings.grpc_port,
+        max_message_bytes=min(settings.max_body_bytes + (1 << 20), _MAX_MESSAGE_BYTES),
+        max_connections=settings.grpc_max_connections,
+        credentials=tls.grpc_credentials() if tls else None,
+    )
+
+
+def gateway_settings(settings: Settings) -> GatewaySettings:
+    """The settings of the HTTP gateway."""
+    return GatewaySettings(
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout_seconds=settings.body_timeout_seconds,
+        render_cache_bytes=settings.memory.renderings // (2 if settings.kafka_port else 1),
+        limits=settings.limits,
+        hosts=settings.hosts,
+        origins=settings.origins,
+    )
+
+
+def http_server(resources: Resources, app: ASGIApp) -> HttpServer:
+    """The server of HTTP, not listening yet."""
+    settings, tls = resources.settings, resources.certificates.common
+    return HttpServer(
+        app,
+        resources.http_socket,
+        Limits(
+            header_timeout=settings.header_timeout_seconds,
+            unread=settings.memory_bytes // 16,
+            max_connections=settings.max_connections,
+            ws_max_size=settings.max_body_bytes,
+        ),
+        tls=tls.context(HTTP_PROTOCOLS) if tls else None,
+    )
+
+
+def kafka_server(
+    resources: Resources, core: Core, sock: socket.socket, wrap: Callable[[Make], Make] = lambda make: make
+) -> KafkaServer:
+    """The server of Kafka on `sock`, not listening yet. `wrap` may wrap its handlers. Raises TopicsError."""
+    tls = resources.certificates.kafka
+    host, port = advertised_address(resources.settings, sock.getsockname()[1])
+    wanted = (resources.traces.kafka, None if core.audit is None else KafkaAudit(core.audit))
+    observers = [each for each in wanted if each is not None]
+    return create_kafka(
+        core.api,
+        core.authorizer,
+        resources.settings.kafka,
+        sock,
+        host=host,
+        port=port,
+        tls=tls.context() if tls else None,
+        handlers=wrap(observed_kafka(while_good(all_handlers, core.authorizer), *observers)),
+    )
+
+
+def announce(settings: Settings, http_port: int, grpc_port: int) -> None:
+    """Write the ports of HTTP and gRPC to their files and to the log. Raises StartError."""
+    host = bracketed(settings.host)
+    write_port_file("TOPICS_PORT_FILE", settings.port_file, f"{host}:{http_port}")
+    write_port_file("TOPICS_GRPC_PORT_FILE", settings.grpc_port_file, f"{host}:{grpc_port}")
+    log_listening(settings, http_port, grpc_port)
+
+
+def announce_kafka(settings: Settings, port: int) -> None:
+    """Write the port of Kafka to its file and to the log. Raises StartError."""
+    host = bracketed(settings.host)
+    advertised_host, advertised_port = advertised_address(settings, port)
+    write_port_file("TOPICS_KAFKA_PORT_FILE", settings.kafka_port_file, f"{host}:{port}")
+    log.info("Kafka listener on %s:%d, advertised as %s:%d", host, port, advertised_host, advertised_port)
+
+
+async def start_grpc(port: GrpcPort, settings: Settings, calls: Calls) -> int:
+    """Listen for gRPC and return the port. Raises StartError."""
+    try:
+        return await port.start(calls.interceptors, calls.handlers)
+    except OSError as error:
+        where = f"{settings.host}:{settings.grpc_port}"
+        raise StartError(f"can't listen on {where} for gRPC: {explain(error, 'TOPICS_GRPC_PORT')}") from error
 
 
 class Listeners:
@@ -32,40 +122,16 @@ class Listeners:
         self._core = core
         self._settings = settings = resources.settings
         self.http_port = self.grpc_port = self.kafka_port = 0
-        traces = resources.traces
-        tls = resources.certificates.common
-        self.grpc = GrpcServer(
+        self.grpc = grpc_port(resources)
+        self._calls = create_calls(
             core.api,
-            host=settings.host,
-            port=settings.grpc_port,
-            max_message_bytes=min(settings.max_body_bytes + (1 << 20), _MAX_MESSAGE_BYTES),
-            max_connections=settings.grpc_max_connections,
             authorizer=core.authorizer,
             bulk_readers=self._bulk_readers,
             checkpoints=core.checkpoints,
-            credentials=tls.grpc_credentials() if tls else None,
-            observer=traces.grpc,
+            observer=resources.traces.grpc,
         )
-        gateway = GatewaySettings(
-            max_body_bytes=settings.max_body_bytes,
-            body_timeout_seconds=settings.body_timeout_seconds,
-            render_cache_bytes=settings.memory.renderings // (2 if settings.kafka_port else 1),
-            limits=settings.limits,
-            hosts=settings.hosts,
-            origins=settings.origins,
-        )
-        app = create_app(core.api, gateway, core.authorizer.cancelling(), self.grpc.calls)
-        self._http = HttpServer(
-            traces.app(app),
-            resources.http_socket,
-            Limits(
-                header_timeout=settings.header_timeout_seconds,
-                unread=settings.memory_bytes // 16,
-                max_connections=settings.max_connections,
-                ws_max_size=settings.max_body_bytes,
-            ),
-            tls=tls.context(HTTP_PROTOCOLS) if tls else None,
-        )
+        app = create_app(core.api, gateway_settings(settings), core.authorizer.cancelling(), self._calls)
+        self._http = http_server(resources, resources.traces.app(app))
         self._kafka: KafkaServer | None = None
 
     def _bulk_readers(self) -> Sequence[tuple[str, int]]:
@@ -74,47 +140,24 @@ class Listeners:
 
     async def start(self) -> None:
         """Listen for HTTP and gRPC, and announce the ports. Raises StartError."""
-        settings = self._settings
-        try:
-            self.grpc_port = await self.grpc.start()
-        except OSError as error:
-            where = f"{settings.host}:{settings.grpc_port}"
-            raise StartError(f"can't listen on {where} for gRPC: {explain(error, 'TOPICS_GRPC_PORT')}") from error
+        self.grpc_port = await start_grpc(self.grpc, self._settings, self._calls)
         await self._http.start()
         self.http_port = self._http.port
-        host = bracketed(settings.host)
-        write_port_file("TOPICS_PORT_FILE", settings.port_file, f"{host}:{self.http_port}")
-        write_port_file("TOPICS_GRPC_PORT_FILE", settings.grpc_port_file, f"{host}:{self.grpc_port}")
-        log_listening(settings, self.http_port, self.grpc_port)
+        announce(self._settings, self.http_port, self.grpc_port)
 
     async def start_kafka(self) -> None:
         """Listen for Kafka if it has a port, and announce it. Raises StartError."""
-        settings, core, resources = self._settings, self._core, self._resources
-        if resources.kafka_socket is None:
+        sock = self._resources.kafka_socket
+        if sock is None:
             return
-        tls = resources.certificates.kafka
-        port = resources.kafka_socket.getsockname()[1]
-        advertised_host, advertised_port = advertised_address(settings, port)
-        wanted = (resources.traces.kafka, None if core.audit is None else KafkaAudit(core.audit))
-        observers = [each for each in wanted if each is not None]
+        port = sock.getsockname()[1]
         try:
-            self._kafka = create_kafka(
-                core.api,
-                core.authorizer,
-                settings.kafka,
-                resources.kafka_socket,
-                host=advertised_host,
-                port=advertised_port,
-                tls=tls.context() if tls else None,
-                handlers=observed_kafka(while_good(all_handlers, core.authorizer), *observers),
-            )
+            self._kafka = kafka_server(self._resources, self._core, sock)
             await self._kafka.start()
         except (OSError, TopicsError) as error:
             raise StartError(f"Kafka: {error}") from error
         self.kafka_port = port
-        host = bracketed(settings.host)
-        write_port_file("TOPICS_KAFKA_PORT_FILE", settings.kafka_port_file, f"{host}:{port}")
-        log.info("Kafka listener on %s:%d, advertised as %s:%d", host, port, advertised_host, advertised_port)
+        announce_kafka(self._settings, port)
 
     async def stop(self) -> None:
         """Refuse new calls, drain the running ones for up to `drain_seconds`, and close all connections."""

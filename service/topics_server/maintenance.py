@@ -4,10 +4,10 @@ space of dead records."""
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from topics_client.units import counted
 from topics_server.disk import FreeSpace
-from topics_service.api.grpc.server import GrpcServer
 from topics_service.engine.engine import Engine
 from topics_service.storage import segment_upkeep
 from topics_service.storage.boot import boot_id
@@ -21,10 +21,13 @@ _SWEEP_SECONDS = 1.0
 _RECOVERY_SLICE_SECONDS = 0.02
 
 
-async def recover(engine: Engine, stop: asyncio.Event) -> None:
-    """Recover in slices, between the answers to health probes, until done or `stop` is set."""
+async def recover(engine: Engine, stop: asyncio.Event, boot: str | None = None) -> None:
+    """Recover in slices, between the answers to health probes, until done or `stop` is set.
+
+    `boot` stands in for the id of this boot of the machine: where it is new, a tail may be lost.
+    """
     slice_ends = time.monotonic() + _RECOVERY_SLICE_SECONDS
-    for _ in engine.recover(boot_id()):
+    for _ in engine.recover(boot_id() if boot is None else boot):
         if stop.is_set():
             return
         if time.monotonic() >= slice_ends:
@@ -33,7 +36,7 @@ async def recover(engine: Engine, stop: asyncio.Event) -> None:
     log.info("ready with %s", counted(engine.ready().topics, "topic"))
 
 
-async def keep_up(engine: Engine, disk: FreeSpace, grpc: GrpcServer) -> None:
+async def keep_up(engine: Engine, disk: FreeSpace, set_serving: Callable[[bool], None]) -> None:
     """Run the engine's maintenance in slices between requests, until cancelled; retry a failed slice a second later."""
     loop = asyncio.get_running_loop()
     next_sweep = loop.time() + _SWEEP_SECONDS
@@ -44,7 +47,7 @@ async def keep_up(engine: Engine, disk: FreeSpace, grpc: GrpcServer) -> None:
                 next_sweep = loop.time() + _SWEEP_SECONDS
                 engine.sweep()
                 _measure(engine, disk)
-                grpc.set_serving(engine.ready().ready)  # a storage failure ends it
+                set_serving(engine.ready().ready)  # a storage failure ends it
             await asyncio.sleep(0 if more else _UPKEEP_SECONDS)
         except Exception:
             log.exception("maintenance failed")

@@ -18,7 +18,6 @@ from topics_server.tls import ServerCertificates, TlsError
 from topics_server.users import from_file as users_from_file
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
-from topics_service.api.watch import WatchApi
 
 log = logging.getLogger("topics.server")
 
@@ -116,7 +115,7 @@ class Reload:
         self,
         settings: Settings,
         authorizer: Authorizer,
-        watches: WatchApi,
+        remove_sessions: Callable[[str], object],
         tls: ServerCertificates,
         readers: Readers,
         *,
@@ -125,7 +124,7 @@ class Reload:
     ) -> None:
         self._settings = settings
         self._authorizer = authorizer
-        self._watches = watches
+        self._remove_sessions = remove_sessions
         self._tls = tls
         self._readers = readers
         self._audit_file = audit_file
@@ -160,7 +159,7 @@ class Reload:
         gone = {principal.key_id for principal in old.principals - keys.principals}
         new = {principal.key_id for principal in keys.principals - old.principals}
         for key_id in gone:
-            self._watches.remove_sessions(key_id)
+            self._remove_sessions(key_id)
         self._authorizer.replace_keys(keys, keys.principals)
         self._authorizer.quotas.replace_limits(keys.limits)
         if self._settings.bulk_readers and (gone or new or keys.limits != old.limits):
@@ -200,7 +199,7 @@ class Reload:
         added, removed = sorted(after.keys() - before.keys()), sorted(before.keys() - after.keys())
         changed = sorted(name for name in after.keys() & before.keys() if after[name] != before[name])
         for name in (*removed, *changed):
-            self._watches.remove_sessions(f"user:{name}")
+            self._remove_sessions(f"user:{name}")
         self._authorizer.users.replace_settings(users)
         if self._settings.bulk_readers and (added or removed or changed):
             self._readers.renew(self._settings)

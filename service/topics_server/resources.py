@@ -18,9 +18,11 @@ from topics_service.storage.store import StoreError
 
 
 class Resources:
-    """Open files, bound sockets and the open store of one server. `settings` has its shares of the descriptors."""
+    """Open files, bound sockets and the open store of one server. `settings` has its shares of the descriptors, of
+    which the store may use `tables`."""
 
     settings: Settings
+    tables: int
     certificates: ServerCertificates
     audit_file: AuditFile | None
     traces: Tracing
@@ -30,17 +32,19 @@ class Resources:
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
+        self._opens_store = True
 
     @classmethod
-    def open(cls, settings: Settings, store: RocksStore | None = None) -> Self:
-        """Take everything, or nothing. A given `store` is the open one in `settings.data_path`.
+    def open(cls, settings: Settings, store: RocksStore | None = None, *, opens_store: bool = True) -> Self:
+        """Take everything, or nothing. A given `store` is the open one in `settings.data_path`; without `opens_store`
+        there is none.
 
         Blocks for as long as RocksDB takes. Raises StartError.
         """
         self = cls()
         with self._stack as stack:
             try:
-                self.settings, tables = share(settings)
+                self.settings, self.tables = share(settings)
                 self.certificates = certificates(self.settings)
             except (TooFewError, TlsError) as error:
                 raise StartError(str(error)) from None
@@ -57,7 +61,9 @@ class Resources:
             if settings.kafka_port:
                 kafka_socket = bind(settings.host, int(settings.kafka_port), "TOPICS_KAFKA_PORT")
                 self.kafka_socket = stack.enter_context(kafka_socket)
-            self.store = store or _open_store(self.settings, tables)
+            self._opens_store = opens_store
+            if opens_store:
+                self.store = store or _open_store(self.settings, self.tables)
             self._stack = stack.pop_all()
         return self
 
@@ -68,6 +74,8 @@ class Resources:
         directory.
         """
         with self._stack:
+            if not self._opens_store:
+                return None
             try:
                 if is_sound:
                     self.store.close()

@@ -174,11 +174,11 @@ class Server:
         """
         resources = self._resources
         assert resources is not None, "open() comes first"
-        self._core = core = Core(resources, self._clock)
+        self._core = core = Core(resources, self._clock, resources.store, authorizer=resources.settings.authorizer())
         self._listeners = listeners = Listeners(resources, core, self._readers)
         if self._hangups is not None:
             self._hangups.follow(self._reload(resources, core))
-        self._background = [asyncio.create_task(each) for each in core.background(listeners.grpc)]
+        self._background = [asyncio.create_task(each) for each in core.background(listeners.grpc.set_serving)]
         await listeners.start()
         began = time.monotonic()
         with core.api.observers("topics.recovery", {}):
@@ -194,7 +194,7 @@ class Server:
         return Reload(
             resources.settings,
             core.authorizer,
-            core.api.watches,
+            core.api.watches.remove_sessions,
             resources.certificates,
             self._readers,
             audit_file=resources.audit_file,
@@ -226,6 +226,7 @@ class Server:
             self._hangups.leave()
         kept, recovered = dict(core.engine.catalog.counts.by_class), core.engine.recovered >= 1
         await core.stop()
+        core.authorizer.passwords.close()
         if self._stopped_at:
             forgotten = kept.pop("ephemeral", 0)
             self._shutdown = Shutdown(self._stopped_at, core.is_sound, recovered, sum(kept.values()), forgotten)

@@ -217,7 +217,7 @@ class Settings:
         "TOPICS_CLUSTER_LEASE_SECONDS", 2, "time after which a node that does not answer has no shard any more"
     )
     cluster_window: int = _setting(
-        "TOPICS_CLUSTER_WINDOW", 4, "number of objects that the owner of a shard writes at once, at most 64", maximum=64
+        "TOPICS_CLUSTER_WINDOW", 4, "number of objects that the owner of a shard writes at once, at most 16", maximum=16
     )
     cluster_zone: str = _setting("TOPICS_CLUSTER_ZONE", "", "zone of this node, for its followers")
     log_level: str = _setting(

@@ -185,3 +185,34 @@ class KafkaStatistics:
     bytes_out: int = 0
     out_of_range: int = 0
     gap_records: int = 0
+
+
+_PUT_BOUNDS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+
+NODE_ROLES = ("starting", "following", "taking_over", "owning", "handing_over")
+"""What a node of a cluster is for its shard."""
+
+
+@dataclass(slots=True)
+class NodeStatistics:
+    """A node of a cluster: its role for the shard, where it stands in the log of objects, and what it has done.
+
+    `number` is that of the newest object that is acknowledged, at the owner, or applied, at a follower. `behind` counts
+    the objects that a follower knows of and has not applied, `followers` those of the owner that are caught up.
+    `lease_seconds` is what is left of the lease; below 0 it has ended, or etcd is away.
+    """
+
+    role: str = "starting"
+    epoch: int = 0
+    number: int = 0
+    behind: int = 0
+    nodes: int = 0
+    followers: int = 0
+    lease_seconds: float = 0.0
+    unacknowledged_bytes: int = 0
+    takeovers: int = 0
+    handovers: int = 0
+    fenced: int = 0
+    probes: int = 0
+    forwarded: Counter[str] = field(default_factory=Counter)
+    puts: Histogram = field(default_factory=lambda: Histogram(_PUT_BOUNDS_SECONDS))

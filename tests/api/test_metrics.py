@@ -18,7 +18,7 @@ from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DeleteRequest
-from topics_service.statistics import Histogram
+from topics_service.statistics import Histogram, NodeStatistics
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import StoreError, StoreStalledError, WriteBatch
 
@@ -66,7 +66,7 @@ async def commit(engine: Engine) -> AsyncIterator[GroupCommit]:
 
 @pytest.fixture
 async def metrics(engine: Engine, commit: GroupCommit) -> Metrics:
-    return Metrics(engine, commit.statistics)
+    return Metrics(engine, commit.statistics, MetricsSources(node=NodeStatistics()))
 
 
 def put(engine: Engine, name: str, **config: Any) -> None:

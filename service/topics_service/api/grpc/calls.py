@@ -79,8 +79,8 @@ class Calls:
     """Finds methods of `services`, each behind the `interceptors`, the first of which sees a call first."""
 
     def __init__(self, services: Services, interceptors: Sequence[grpc.aio.ServerInterceptor]) -> None:
-        self._services = services.handlers
-        self._interceptors = tuple(interceptors)
+        self.handlers = services.handlers
+        self.interceptors = tuple(interceptors)
 
     def streams(self, method: str) -> bool | None:
         """Return whether the answer of `/service/Method` is a stream.
@@ -96,21 +96,23 @@ class Calls:
         `method` must be one for which `streams` is not None. The call holds the memory until it has been answered, or
         until the task ends.
         """
-        return OpenCall(await self._intercepted(_Details(method, context.invocation_metadata()), 0), context)
+        return OpenCall(await self.find(_Details(method, context.invocation_metadata())), context)
 
-    async def _intercepted(self, details: _Details, at: int) -> Handler:
-        if at == len(self._interceptors):
+    async def find(self, details: grpc.HandlerCallDetails, at: int = 0) -> Handler:
+        """Find the handler of one call, as it stands behind the interceptors from number `at` on; None if there is
+        none."""
+        if at == len(self.interceptors):
             return self._find(details)
 
         async def continuation(following: grpc.HandlerCallDetails) -> Handler:
-            return await self._intercepted(details, at + 1)
+            return await self.find(details, at + 1)
 
-        interceptor: Any = self._interceptors[at]
+        interceptor: Any = self.interceptors[at]
         handler: Handler = await interceptor.intercept_service(continuation, details)
         return handler
 
-    def _find(self, details: _Details) -> Handler:
-        return next((found for each in self._services if (found := each.service(details)) is not None), None)
+    def _find(self, details: grpc.HandlerCallDetails) -> Handler:
+        return next((found for each in self.handlers if (found := each.service(details)) is not None), None)
 
 
 class OpenCall:

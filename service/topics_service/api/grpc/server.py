@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from collections.abc import Sequence
 from typing import Any, Final
 
 import grpc
@@ -57,47 +58,36 @@ SERVICE_NAMES: Final = tuple(
 )
 
 
-class GrpcServer:
-    """Serves `api` on one TCP port. TLS is disabled without `credentials`, authentication without `authorizer`.
+class GrpcPort:
+    """One TCP port of gRPC with health and reflection, in the clear without `credentials`.
 
-    Lives on the event loop that calls `start`; starts once. `bulk_readers` are the answer of ListBulkReaders;
-    `observer` observes every call. Beyond `max_connections` (0: no limit) further ones are closed at once.
-
-    The health of every service is NOT_SERVING until `set_serving(True)`.
+    Lives on the event loop that calls `start`; starts once. Beyond `max_connections` (0: no limit) further ones are
+    closed at once. The health of every service is NOT_SERVING until `set_serving(True)`.
     """
 
     def __init__(
         self,
-        api: TopicsApi,
         *,
         host: str,
         port: int,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
-        authorizer: Authorizer | None = None,
-        bulk_readers: BulkReaders = no_bulk_readers,
-        checkpoints: Checkpoints | None = None,
         credentials: grpc.ServerCredentials | None = None,
-        observer: CallObserver | None = None,
         max_connections: int = 0,
     ) -> None:
         self._host = host
         self._port = port
         self._credentials = credentials
-        self._services = Services()
-        self._add_services(api, bulk_readers, checkpoints)
-        guard = Guard(authorizer or Authorizer(), api.metrics.refusals, api.observers)
-        self._interceptors = (CallMeter(api.metrics.grpc, observer), guard)
-        self.calls = Calls(self._services, self._interceptors)
-        """The same services, for another way to call them."""
         self._options = server_options(max_message_bytes, max_connections)
         self._health = health.HealthServicer(("", *SERVICE_NAMES))
         self._server: grpc.aio.Server | None = None
 
-    async def start(self) -> int:
+    async def start(
+        self, interceptors: Sequence[grpc.aio.ServerInterceptor], handlers: Sequence[grpc.GenericRpcHandler]
+    ) -> int:
         """Bind, accept calls and return the port, which matters when it was 0. Raises OSError when it is taken, and for
         an address that is none of this machine."""
-        server = grpc.aio.server(interceptors=self._interceptors, options=self._options)
-        server.add_generic_rpc_handlers(tuple(self._services.handlers))
+        server = grpc.aio.server(interceptors=tuple(interceptors), options=self._options)
+        server.add_generic_rpc_handlers(tuple(handlers))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -115,19 +105,6 @@ class GrpcServer:
         self._server = server
         return port
 
-    def _add_services(self, api: TopicsApi, bulk_readers: BulkReaders, checkpoints: Checkpoints | None) -> None:
-        services: Any = self._services
-        topics_service_pb2_grpc.add_TopicsServiceServicer_to_server(TopicsServicer(api), services)
-        queue_service_pb2_grpc.add_QueueServiceServicer_to_server(QueueServicer(api), services)
-        router_service_pb2_grpc.add_RouterServiceServicer_to_server(RouterServicer(api), services)
-        group_service_pb2_grpc.add_GroupServiceServicer_to_server(GroupServicer(api), services)
-        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminServicer(api, bulk_readers, checkpoints), services
-        )
-        if api.sql is not None:
-            sql_service_pb2_grpc.add_SqlServiceServicer_to_server(SqlServicer(api.sql), services)
-        WatchServicer(api).register(services)
-
     async def stop(self, grace_seconds: float) -> None:
         """Take no new calls, let those under way finish for `grace_seconds`, then cancel them. Idempotent."""
         if self._server is None:
@@ -138,6 +115,69 @@ class GrpcServer:
     def set_serving(self, serving: bool) -> None:
         """Set the health of every service, and of the server as a whole (the empty name)."""
         self._health.set_serving(serving)
+
+
+def create_calls(
+    api: TopicsApi,
+    *,
+    authorizer: Authorizer | None = None,
+    bulk_readers: BulkReaders = no_bulk_readers,
+    checkpoints: Checkpoints | None = None,
+    observer: CallObserver | None = None,
+) -> Calls:
+    """The services on `api`, behind the interceptors that count, observe and authorize each call.
+
+    Authentication is disabled without `authorizer`. `bulk_readers` are the answer of ListBulkReaders; `observer`
+    observes every call.
+    """
+    made = Services()
+    services: Any = made
+    topics_service_pb2_grpc.add_TopicsServiceServicer_to_server(TopicsServicer(api), services)
+    queue_service_pb2_grpc.add_QueueServiceServicer_to_server(QueueServicer(api), services)
+    router_service_pb2_grpc.add_RouterServiceServicer_to_server(RouterServicer(api), services)
+    group_service_pb2_grpc.add_GroupServiceServicer_to_server(GroupServicer(api), services)
+    admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(api, bulk_readers, checkpoints), services)
+    if api.sql is not None:
+        sql_service_pb2_grpc.add_SqlServiceServicer_to_server(SqlServicer(api.sql), services)
+    WatchServicer(api).register(services)
+    guard = Guard(authorizer or Authorizer(), api.metrics.refusals, api.observers)
+    return Calls(made, (CallMeter(api.metrics.grpc, observer), guard))
+
+
+class GrpcServer:
+    """Serves `api` on one TCP port; see GrpcPort and `create_calls` for the parameters."""
+
+    def __init__(
+        self,
+        api: TopicsApi,
+        *,
+        host: str,
+        port: int,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        authorizer: Authorizer | None = None,
+        bulk_readers: BulkReaders = no_bulk_readers,
+        checkpoints: Checkpoints | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+        observer: CallObserver | None = None,
+        max_connections: int = 0,
+    ) -> None:
+        self._port = GrpcPort(
+            host=host,
+            port=port,
+            max_message_bytes=max_message_bytes,
+            credentials=credentials,
+            max_connections=max_connections,
+        )
+        self.calls = create_calls(
+            api, authorizer=authorizer, bulk_readers=bulk_readers, checkpoints=checkpoints, observer=observer
+        )
+        """The same services, for another way to call them."""
+        self.set_serving = self._port.set_serving
+        self.stop = self._port.stop
+
+    async def start(self) -> int:
+        """See GrpcPort."""
+        return await self._port.start(self.calls.interceptors, self.calls.handlers)
 
 
 def _check(host: str, port: int) -> None:

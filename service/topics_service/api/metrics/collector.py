@@ -15,7 +15,7 @@ import msgspec
 from prometheus_client.metrics_core import Metric
 
 from topics_service.api.metrics.exposition import counter, gauge, gauges, histogram, labelled, render
-from topics_service.api.metrics.families import Disk, kafka, sql, storage
+from topics_service.api.metrics.families import Disk, cluster, kafka, sql, storage
 from topics_service.api.scheduling.commit import CommitStatistics
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
@@ -26,6 +26,7 @@ from topics_service.statistics import (
     CheckpointStatistics,
     Histogram,
     KafkaStatistics,
+    NodeStatistics,
     RequestStatistics,
     SpaceStatistics,
     SqlStatistics,
@@ -84,6 +85,7 @@ class MetricsSources:
     wal_switches: Callable[[], int] = lambda: 0
     request_bytes: Callable[[], int] = lambda: 0
     traces: TraceStatistics = field(default_factory=TraceStatistics)
+    node: NodeStatistics | None = None
 
 
 class Metrics:
@@ -282,6 +284,8 @@ class Metrics:
         yield gauge("grpc_calls_in_flight", "gRPC calls under way.", grpc.in_flight)
         yield from kafka(self.kafka)
         yield from sql(self.sql)
+        if self._sources.node is not None:
+            yield from cluster(self._sources.node)
         yield gauge("request_bytes", "Memory of requests over HTTP and gRPC.", self._sources.request_bytes())
         refusals = list(self.refusals.items())
         meaning = "Refusals because a key holds as much as it may."

@@ -1,4 +1,4 @@
-"""Metric families that only read counters: of the storage, the Kafka protocol and SQL."""
+"""Metric families that only read counters: of the storage, the Kafka protocol, SQL and a node of a cluster."""
 
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -8,9 +8,11 @@ from prometheus_client.metrics_core import Metric
 from topics_service import __version__
 from topics_service.api.metrics.exposition import counter, gauge, histogram
 from topics_service.statistics import (
+    NODE_ROLES,
     ArchiveStatistics,
     CheckpointStatistics,
     KafkaStatistics,
+    NodeStatistics,
     SpaceStatistics,
     SqlStatistics,
     TraceStatistics,
@@ -99,3 +101,24 @@ def sql(statistics: SqlStatistics) -> Iterator[Metric]:
     yield counter("sql_timeouts", "Statements that took longer than they may.", statistics.timeouts)
     yield counter("sql_rows_read", "Rows in results of SELECT.", statistics.rows_read)
     yield counter("sql_rows_changed", "Rows that were inserted, updated or deleted.", statistics.rows_changed)
+
+
+def cluster(node: NodeStatistics) -> Iterator[Metric]:
+    """A node of a cluster."""
+    roles = [((role,), float(role == node.role)) for role in NODE_ROLES]
+    yield gauge("cluster_role", "1 for the role of this node, 0 for the others.", roles, ("role",))
+    yield gauge("cluster_epoch", "Epoch of the shard's owner, as this node knows it.", node.epoch)
+    yield gauge("cluster_number", "Number of the newest object that is acknowledged or applied.", node.number)
+    yield gauge("cluster_behind_objects", "Objects that a follower knows of and has not applied.", node.behind)
+    yield gauge("cluster_nodes", "Nodes that live.", node.nodes)
+    yield gauge("cluster_followers", "Followers of the owner that are caught up.", node.followers)
+    yield gauge("cluster_lease_seconds", "What is left of the node's lease; below 0 it has ended.", node.lease_seconds)
+    unacknowledged = "Bytes of writes that are not in the object store yet."
+    yield gauge("cluster_unacknowledged_bytes", unacknowledged, node.unacknowledged_bytes)
+    yield histogram("cluster_put_seconds", "Time until the object store had an object.", [((), node.puts)])
+    yield counter("cluster_takeovers", "Times that this node became the owner, handovers too.", node.takeovers)
+    yield counter("cluster_handovers", "Times that this node handed the shard over.", node.handovers)
+    yield counter("cluster_fenced", "Times that this node met the fence of another owner.", node.fenced)
+    yield counter("cluster_probes", "Looks into the object store before reads, without a lease.", node.probes)
+    forwarded = [((door,), count) for door, count in node.forwarded.items()]
+    yield counter("cluster_forwarded", "Requests that were passed on to the owner.", forwarded, ("door",))
