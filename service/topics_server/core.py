@@ -20,7 +20,7 @@ from topics_service.api.audit import AuditLog
 from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.metrics.collector import MetricsSources
 from topics_service.api.observers import Observers
-from topics_service.api.scheduling.commit import GroupCommit
+from topics_service.api.scheduling.commit import Commit, GroupCommit
 from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
@@ -46,7 +46,7 @@ class Core:
         store: RocksStore,
         *,
         authorizer: Authorizer,
-        commit: Callable[[Engine], GroupCommit] = GroupCommit.for_engine,
+        commit: Callable[[Engine], Commit] = GroupCommit.for_engine,
         node: NodeStatistics | None = None,
     ) -> None:
         """`commit` makes what turns the engine's writes durable; `node` has the figures of a node of a cluster."""
