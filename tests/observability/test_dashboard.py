@@ -16,6 +16,9 @@ from support.kafka_wire import Wire
 from support.server import ServerProcess
 from topics_kafka.protocol import ApiKey
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
+from topics_service.api.metrics import families
+from topics_service.api.metrics.exposition import render
+from topics_service.statistics import NodeStatistics
 
 HERE = Path(__file__).parents[2] / "docs" / "grafana"
 DASHBOARD = json.loads((HERE / "topics.json").read_text())
@@ -46,6 +49,7 @@ def exposed(plain: ServerProcess) -> Names:
             hostile.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
             hostile.socket.recv(100)
         text = api.send("GET", "/v0/metrics").text
+    text += render(families.cluster(NodeStatistics())).decode()  # of a node of a cluster
     found: Names = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -94,6 +98,7 @@ def test_every_metric_is_one_of_the_server(exposed: Names) -> None:
             assert not wrong, f"{where}: no metric of {expr} has {wrong}"
     # What an operator asks for first must be on it.
     stems = ("request_seconds", "lag_records", "oldest_ready", "lag_ms", "submit_full", "group_writes", "free_bytes")
+    stems += ("cluster_role", "cluster_put_seconds", "cluster_behind")
     for stem in (*stems, "fsync_latency", "resident_memory", "open_fds", "watch_lag"):
         assert any(stem in name for name in asked), stem
 
