@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import confluent_kafka as kafka
 import httpx
 
+from support.cluster import Cluster
 from support.http import JSON, Api, ok
 from support.sql import Sql
 from support.waiting import poll
@@ -39,6 +40,11 @@ class Addresses(NamedTuple):
     http: str
     grpc: str
     kafka: str
+
+
+def addresses(cluster: Cluster) -> list[Addresses]:
+    """Those of all nodes, in their order."""
+    return [Addresses(f"127.0.0.1:{node.http_port}", node.grpc_target, node.kafka_target) for node in cluster.nodes]
 
 
 class Calls:

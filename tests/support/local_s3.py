@@ -61,8 +61,13 @@ class LocalS3:
     @property
     def environment(self) -> Mapping[str, str]:
         """Settings by which obstore, and so topics, finds it."""
+        return self.environment_of(self.endpoint)
+
+    @staticmethod
+    def environment_of(endpoint: str) -> Mapping[str, str]:
+        """The settings for a server at that URL."""
         return {
-            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ENDPOINT_URL": endpoint,
             "AWS_ACCESS_KEY_ID": "anyone",
             "AWS_SECRET_ACCESS_KEY": "anything",
             "AWS_REGION": "us-east-1",
