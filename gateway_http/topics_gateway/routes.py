@@ -94,6 +94,21 @@ class RouteTable:
             return Route(_PACKAGE + rpc, _raises(not_found()))
         return Route(nowhere, _raises(method_not_allowed(asked) if any(node.methods.values()) else not_found()))
 
+    def rpc_of(self, method: str, raw_path: bytes) -> str:
+        """The full name of the RPC of a request, built or not; empty if there is none."""
+        node = self._root
+        try:
+            segments = split_path(raw_path)
+        except TopicsError:
+            return ""
+        for segment in segments:
+            child = node.literals.get(segment) or (node.variable if segment else None)
+            if child is None:
+                return ""
+            node = child
+        rpc = node.rpcs.get("GET" if method == "HEAD" else method)
+        return _PACKAGE + rpc if rpc is not None else ""
+
 
 class _Node:
     __slots__ = ("literals", "methods", "rpcs", "variable", "variable_name")

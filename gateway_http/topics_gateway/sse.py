@@ -20,7 +20,7 @@ _HEADERS: Final = (
 )
 _RETRY: Final = b"retry: 2000\n\n"
 _ONE_LINE: Final = bytes.maketrans(b"\r\n", b"  ")
-_TOO_SLOW: Final = (
+TOO_SLOW: Final = (
     b'event: error\ndata: {"code":408,"error":"the client took not one byte for too long; reconnect to go on"}\n\n'
 )
 
@@ -74,7 +74,7 @@ async def serve(stream: EventStream, request: Request, send: Send) -> int:
     """
     # For the transport, should the client stop reading altogether.
     state = request.scope.setdefault("state", {})
-    state["timeout_event"] = _TOO_SLOW
+    state["timeout_event"] = TOO_SLOW
     with stream.source as frames:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         if request.scope["method"] == "HEAD":

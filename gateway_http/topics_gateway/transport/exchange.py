@@ -10,6 +10,13 @@ from topics_gateway.transport.error_responses import internal_error, respond
 from topics_gateway.transport.registry import logger
 
 
+class BrokenOffError(Exception):
+    """Raised by an application that can't answer, or not to the end: the client sees its connection close.
+
+    Nothing is logged. On HTTP/2 it is the stream that ends.
+    """
+
+
 class Exchange:
     """Runs the application for one request. Subclasses implement its `receive` and `send`."""
 
@@ -56,6 +63,10 @@ class Exchange:
         except asyncio.CancelledError:
             self.break_off(cancelled=True)
             raise
+        except BrokenOffError:
+            if not (self.response_complete or self.disconnected):
+                self.break_off(cancelled=False)
+            return
         except Exception:
             logger.exception("exception in the application: %s %s", scope["method"], scope["path"])
         else:

@@ -32,7 +32,10 @@ class RequestContext:
     __slots__ = ("_source", "_text", "given", "principal", "protocol")
 
     def __init__(self, protocol: str, source: Any, given: str | None = None) -> None:
-        """`source` is the host and port of the client, None if unknown, or the context of a gRPC call."""
+        """`source` is the host and port of the client, None if unknown, or the context of a gRPC call.
+
+        One with a `request_id` brings the id that the request has at the node that forwarded it.
+        """
         self.protocol = protocol
         self.given = given
         """The id that the client sent; None without a well-formed one."""
@@ -44,7 +47,7 @@ class RequestContext:
     def text(self) -> str:
         """The id: at most 128 characters, of letters, digits and `._~:@/+=-`."""
         if self._text is None:
-            self._text = f"{_PROCESS}-{next(_numbers):x}"
+            self._text = getattr(self._source, "request_id", "") or f"{_PROCESS}-{next(_numbers):x}"
         return self._text
 
     @property

@@ -1,0 +1,62 @@
+"""The search of one request for the owner of its shard."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from topics_cluster.coordinator import Addresses
+from topics_service.engine.errors import Reason, TopicsError
+
+OwnerSource = Callable[[], Addresses | Awaitable[Addresses]]
+"""Returns where the owner is, or an awaitable of that if there is none at present, which may wait without end."""
+
+HOLD_SECONDS: Final = 10.0
+"""How long a request is held that reaches no owner."""
+
+NOT_OWNER: Final = "x-topics-not-owner"
+"""The header, or trailing metadata, by which a node says that it did nothing of a forwarded request."""
+NOT_OWNER_BYTES: Final = NOT_OWNER.encode()
+
+_FIRST_PAUSE: Final = 0.01
+_LONGEST_PAUSE: Final = 0.25
+
+
+class OwnerSearch:
+    """Finds the owner, again after each attempt that failed before the owner did anything, for a bounded time."""
+
+    def __init__(self, owner: OwnerSource, seconds: float = HOLD_SECONDS) -> None:
+        """The time, in seconds, counts from now."""
+        self._owner = owner
+        self._ends = asyncio.get_running_loop().time() + seconds
+        self._pause = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """True once the time is over."""
+        return asyncio.get_running_loop().time() >= self._ends
+
+    async def next(self) -> Addresses:
+        """Where to try next: at once the first time, then after a pause that grows to a quarter of a second.
+
+        Raises `not_ready` when the time is over.
+        """
+        try:
+            async with asyncio.timeout_at(self._ends):
+                if self._pause:
+                    await asyncio.sleep(self._pause)
+                self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+                found = self._owner()
+                return await found if inspect.isawaitable(found) else found
+        except TimeoutError:
+            raise no_owner() from None
+
+
+def no_owner() -> TopicsError:
+    """The error of a request that reaches no owner: nothing was done."""
+    return TopicsError(Reason.NOT_READY, "no node that can be reached owns the shard at present")
+
+
+def not_owner() -> TopicsError:
+    """The error of a forwarded request at a node that does not own the shard: nothing was done."""
+    return TopicsError(Reason.NOT_READY, "the node does not own the shard any more")
