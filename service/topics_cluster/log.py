@@ -109,6 +109,16 @@ class Appender:
         """The objects that are begun and not acknowledged, by number."""
         return [each.put for each in self._under_way]
 
+    @property
+    def oldest(self) -> int:
+        """The oldest number that is not acknowledged; `next` if all are."""
+        return self.next - len(self._under_way)
+
+    @property
+    def waiting_since(self) -> float | None:
+        """The time at which the oldest object that is not acknowledged was begun."""
+        return self._under_way[0].began if self._under_way else None
+
     def add(self, ticket: int, parts: Sequence[bytes], nbytes: int) -> None:
         """Take a batch: its bytes in parts (see `objects`), `nbytes` in all. Tickets grow by one."""
         self._pending.append(_Pending(ticket, parts, nbytes))
@@ -145,7 +155,7 @@ class Appender:
 
     def created(self, number: int, now: float) -> int | None:
         """Note that the store has made an object. Return the newest acknowledged ticket if it is another one now."""
-        oldest = self.next - len(self._under_way)
+        oldest = self.oldest
         if self.fenced or not oldest <= number < self.next or self._under_way[number - oldest].is_made:
             return None
         made = self._under_way[number - oldest]
@@ -166,7 +176,7 @@ class Appender:
         """
         if found is None:
             return "again"
-        oldest = self.next - len(self._under_way)
+        oldest = self.oldest
         if number < oldest or found == b"".join(self._under_way[number - oldest].put.parts):
             return "ours"
         self.fenced = True

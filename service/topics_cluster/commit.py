@@ -1,0 +1,94 @@
+"""The commit of a cluster: writes are durable when the object store has them."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+from topics_cluster.store import ShardStore
+from topics_net import background
+from topics_service.api.scheduling.commit import Commit
+from topics_service.engine.engine import Engine
+from topics_service.storage.store import StoreError
+
+
+class LogCommit(Commit):
+    """Publishes what the uploader of the shard's owner acknowledges.
+
+    Nothing has to be asked for: every write goes into the next object, whatever its durability class. The uploader is
+    woken at the end of the loop's turn, so that what other requests write in it shares the object.
+    """
+
+    def __init__(
+        self, store: ShardStore, on_synced: Callable[[int], None], on_failed: Callable[[BaseException], None]
+    ) -> None:
+        """Begin for an owner's store. `on_synced` gets tickets of the engine, see `ShardStore.written`."""
+        super().__init__(on_synced, on_failed)
+        assert store.uploader is not None
+        self._store = store
+        self._uploader = store.uploader
+        self.statistics.latency = self._uploader.statistics.latency
+        self._thread = threading.get_ident()
+        self._is_waking = False
+        self._is_posted = False
+        self._acknowledged = self._uploader.position.ticket
+        store.on_written = self._wake_later
+        self._uploader.on_acknowledged = self._note
+        self._uploader.on_failed = lambda error: self.post(self._fail_once, error)
+        if self._uploader.failure is not None:
+            self._fail_once(self._uploader.failure)
+
+    @classmethod
+    def for_engine(
+        cls, engine: Engine, store: ShardStore, on_failed: Callable[[BaseException], None] = lambda _error: None
+    ) -> "LogCommit":
+        """The commit of the engine's writes. `on_failed` is called on the loop when the node has lost the shard, after
+        the engine refuses writes and before calls that wait are told."""
+
+        def fail(error: BaseException) -> None:
+            engine.sync_failed(error)
+            on_failed(error)
+
+        writer = engine.writer
+        store.written = lambda: writer.written
+        commit = cls(store, engine.synced, fail)
+        commit.span = writer.span
+        return commit
+
+    def want(self, ticket: int) -> None:
+        """See Commit: all writes are on their way."""
+
+    def stop(self) -> None:
+        """See Commit. Gives up after 10 s without an answer of the object store."""
+        with contextlib.suppress(StoreError):
+            self._store.sync()
+
+    def _wake_later(self) -> None:
+        if self._is_waking:
+            return
+        if threading.get_ident() == self._thread:
+            self._is_waking = True
+            background.call_soon(self._wake)
+        else:
+            self._uploader.wake()
+
+    def _wake(self) -> None:
+        self._is_waking = False
+        self._uploader.wake()
+
+    def _note(self, ticket: int) -> None:
+        """Take an acknowledgement, on the uploader's thread."""
+        self._acknowledged = ticket
+        if not self._is_posted:
+            self._is_posted = True
+            self.post(self._publish_acknowledged, None)
+
+    def _publish_acknowledged(self, _: object) -> None:
+        self._is_posted = False
+        upto = self._store.durable(self._acknowledged)
+        if upto > self._published and self._failure is None:
+            self.statistics.group.observe(upto - self._published)
+            self.publish(upto)
+
+    def _fail_once(self, error: BaseException) -> None:
+        if self._failure is None:
+            self.fail(error)

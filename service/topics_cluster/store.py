@@ -1,0 +1,219 @@
+"""The store of a shard: a RocksStore whose writes also go to the shard's log."""
+
+import struct
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rocksdict import ColumnFamily
+
+from topics_cluster import objects
+from topics_cluster.log import START, Position
+from topics_cluster.objects import ROW, LogObject, Op
+from topics_cluster.uploader import Uploader
+from topics_service.storage import segments
+from topics_service.storage.rocks import RocksStore
+from topics_service.storage.rocks_batch import RocksBatch
+from topics_service.storage.store import Family, StoreError, StoreStalledError, WriteBatch
+
+MAX_UNACKNOWLEDGED_BYTES: Final = 64 << 20
+"""With more than that the object store is taken for away, and writes are refused until it answers."""
+
+POSITION_KEY: Final = b"log_position"
+"""The META row of `read_position`; it is of the directory and not in the log."""
+
+_POSITION: Final = struct.Struct(">4Q")
+_SYNC_SECONDS: Final = 10.0
+_JOINED_BYTES: Final = 4096
+_PUT, _DELETE = int(Op.PUT), int(Op.DELETE)
+_FAMILIES: Final = tuple(Family)
+
+
+class LogBatch(RocksBatch):
+    """A batch that also keeps its rows for the log, as bytes; large values are not copied."""
+
+    __slots__ = ("log_bytes", "log_parts", "log_rows")
+
+    def __init__(self, handles: list[ColumnFamily], usage: segments.Usage) -> None:
+        super().__init__(handles, usage)
+        self.log_parts: list[bytes] = []
+        self.log_bytes = 0
+        self.log_rows = 0
+
+    def put(self, family: Family, key: bytes, value: bytes) -> None:
+        """See WriteBatch."""
+        size = len(value)
+        start = ROW.pack(_PUT, family, len(key), size)
+        if size < _JOINED_BYTES:
+            self.log_parts.append(start + key + value)
+        else:
+            self.log_parts.append(start + key)
+            self.log_parts.append(value)
+        self.log_bytes += len(start) + len(key) + size
+        self.log_rows += 1
+        RocksBatch.put(self, family, key, value)
+
+    def delete(self, family: Family, key: bytes) -> None:
+        """See WriteBatch."""
+        self._note(objects.row(Op.DELETE, family, key))
+        RocksBatch.delete(self, family, key)
+
+    def apply(self, family: Family, changes: Mapping[bytes, bytes | None]) -> None:
+        """See WriteBatch."""
+        for key, value in changes.items():
+            if value is None:
+                self.delete(family, key)
+            else:
+                self.put(family, key, value)
+
+    def delete_range(self, family: Family, start: bytes, stop: bytes) -> None:
+        """See WriteBatch."""
+        self._note(objects.row(Op.DELETE_RANGE, family, start, stop))
+        RocksBatch.delete_range(self, family, start, stop)
+
+    def _note(self, row: bytes) -> None:
+        self.log_parts.append(row)
+        self.log_bytes += len(row)
+        self.log_rows += 1
+
+
+class ShardStore(RocksStore):
+    """The open database of a shard, the same in both roles of a node.
+
+    The owner writes: each batch gets the next ticket, is written here and then handed to the uploader. A follower
+    applies objects of the log. In both, a row of the same batch says where that is: the directory is at every moment
+    the log up to some object, and of an owner also what it had not acknowledged.
+    """
+
+    _uploader: Uploader | None = None
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        """Open or create the database with the options of a RocksStore. Raises StoreOpenError."""
+        self._is_opening = True
+        super().__init__(path, **options)
+        self._is_opening = False
+        row = self.get(Family.META, POSITION_KEY)
+        self._position, self.ticket = (START, START.ticket) if row is None else read_position(row)
+        self.written: Callable[[], int] = lambda: 0
+        """The newest ticket of the engine, whose own tickets begin at 1 in each life."""
+        self.on_written: Callable[[], None] = lambda: None
+        """Called after each write of an owner; `uploader.wake` has to follow."""
+        self._offsets: deque[tuple[int, int]] = deque()
+
+    @property
+    def position(self) -> Position:
+        """The place in the log up to which the rows are known to be there."""
+        return self._position if self._uploader is None else self._uploader.position
+
+    @property
+    def is_ahead(self) -> bool:
+        """Return whether there may be rows that are not in the log."""
+        return self.ticket > self.position.ticket
+
+    @property
+    def uploader(self) -> Uploader | None:
+        """That of the owner; None for a follower."""
+        return self._uploader
+
+    def own(self, uploader: Uploader) -> None:
+        """Write to the log from now on, as the owner of the uploader's epoch."""
+        assert self._uploader is None, "a store has one uploader at a time"
+        assert self.ticket == uploader.position.ticket, "the log goes on where the rows end"
+        self._uploader = uploader
+        self._offsets.clear()
+        self.on_written = uploader.wake
+
+    def disown(self) -> None:
+        """Take no writes any more. Where nothing `is_ahead`, the store can go on as a follower's."""
+        self._position = self.position
+        self._uploader = None
+
+    def batch(self) -> LogBatch:
+        """See Store."""
+        return LogBatch(self._handles, self.usage)
+
+    def write(self, batch: WriteBatch) -> None:
+        """See Store. Raises FencedError when another node owns the shard, and StoreError for a follower."""
+        if self._is_opening:  # the row of the format, which is no part of the log
+            super().write(batch)
+            return
+        uploader = self._uploader
+        if uploader is None:
+            raise StoreError("this node does not own the shard")
+        uploader.check()
+        assert isinstance(batch, LogBatch), "a batch belongs to the store that made it"
+        with self.writing:
+            if uploader.unacknowledged_bytes > MAX_UNACKNOWLEDGED_BYTES:
+                raise StoreStalledError("the object store does not keep up")
+            ticket = self.ticket + 1
+            start = objects.batch_start(ticket, batch.log_rows)
+            parts, nbytes = [start, *batch.log_parts], len(start) + batch.log_bytes
+            RocksBatch.put(batch, Family.META, POSITION_KEY, _POSITION.pack(*uploader.position, ticket))
+            super().write(batch)
+            self.ticket = ticket
+            self._number(ticket)
+            uploader.add(ticket, parts, nbytes)
+        self.on_written()
+
+    def _number(self, ticket: int) -> None:
+        """Keep in mind which of the engine's tickets a batch has: not all that is written has one."""
+        before = self.written()
+        offsets = self._offsets
+        if not offsets or offsets[-1][0] - offsets[-1][1] != ticket - before:
+            offsets.append((ticket, before))
+
+    def durable(self, acknowledged: int) -> int:
+        """The newest ticket of the engine that is durable once a ticket of the log is acknowledged. For the thread that
+        writes."""
+        if acknowledged >= self.ticket:
+            return self.written()
+        offsets, following = self._offsets, acknowledged + 1
+        while len(offsets) > 1 and offsets[1][0] <= following:
+            offsets.popleft()
+        ticket, before = offsets[0]
+        return before + following - ticket
+
+    def apply(self, found: LogObject, position: Position) -> None:
+        """Apply an object that was read from the log, up to whose end `position` goes: all of it or nothing.
+
+        For a follower, on any thread. Raises StoreError, and StoreStalledError: apply it again, a little later.
+        """
+        assert self._uploader is None, "an owner does not follow"
+        with self.writing:
+            batch = RocksBatch(self._handles, self.usage)
+            for each in found.batches:
+                for op, number, key, value in each.rows:
+                    if op == _PUT:
+                        batch.put(_FAMILIES[number], key, value)
+                    elif op == _DELETE:
+                        batch.delete(_FAMILIES[number], key)
+                    else:
+                        batch.delete_range(_FAMILIES[number], key, value)
+            ticket = max(self.ticket, position.ticket)
+            batch.put(Family.META, POSITION_KEY, _POSITION.pack(*position, ticket))
+            super().write(batch)
+            self._position, self.ticket = position, ticket
+
+    def sync(self) -> None:
+        """See Store. An owner also waits until all is in the object store, but not for ever: raises StoreError after
+        10 s, when the uploader is stopped, and when another node owns the shard."""
+        super().sync()
+        if self._uploader is not None:
+            self._uploader.wait(self.ticket, _SYNC_SECONDS)
+
+    def close(self) -> None:
+        """See Store. Does not wait for the object store: whoever needs that calls `sync` before."""
+        self.disown()
+        super().close()
+
+
+def read_position(row: bytes) -> tuple[Position, int]:
+    """The content of the row at POSITION_KEY: a place in the log, and the ticket of the newest batch here.
+
+    Raises ValueError.
+    """
+    if len(row) != _POSITION.size:
+        raise ValueError(f"a place in the log of {len(row)} bytes")
+    epoch, number, position_ticket, ticket = _POSITION.unpack(row)
+    return Position(epoch, number, position_ticket), ticket
