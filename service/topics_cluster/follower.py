@@ -1,0 +1,150 @@
+"""A follower of a shard: reads its log from the object store and applies it to the local store."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from topics_cluster import objects
+from topics_cluster.bucket import Bucket, BucketError
+from topics_cluster.log import Position, Tail
+from topics_cluster.objects import LogObject
+from topics_cluster.store import ShardStore
+from topics_net import background
+from topics_service.storage.store import StoreStalledError
+
+log = logging.getLogger("topics.cluster")
+
+Newest = Callable[[], Awaitable[Position | None]]
+"""Returns the position of the newest checkpoint of the shard. Raises BucketError."""
+
+_MOST_GETS: Final = 8
+_INLINE_BYTES: Final = 64 << 10  # larger objects are decoded and applied on a thread
+_POLL_SECONDS: Final = 1.0
+_CHECK_SECONDS: Final = 60.0
+_STALL_SECONDS: Final = 0.05
+
+
+class BehindCheckpointError(Exception):
+    """The log below the newest checkpoint is gone, and the store does not reach to it: it has to be restored."""
+
+
+async def no_checkpoint() -> Position | None:
+    """Return that there is no checkpoint, see `Newest`."""
+    return None
+
+
+class Follower:
+    """Keeps a store up to the log.
+
+    `on_applied(found)` is called on the loop after each object; a fence is one without batches.
+    """
+
+    def __init__(self, bucket: Bucket, store: ShardStore, shard: int, newest: Newest = no_checkpoint) -> None:
+        self.shard = shard
+        self.last: LogObject | None = None
+        """The object that was read last."""
+        self.on_applied: Callable[[LogObject], None] = lambda _found: None
+        self._bucket = bucket
+        self._store = store
+        self._newest = newest
+        self._tail = Tail(shard, store.position, store.ticket)
+        self._noticed = 0
+        self._notice = asyncio.Event()
+
+    @property
+    def tail(self) -> Tail:
+        """The reader of the log, as far as the store is."""
+        if self._tail.position != self._store.position:  # an object was read and could not be applied
+            self._tail = Tail(self.shard, self._store.position, self._store.ticket)
+        return self._tail
+
+    @property
+    def behind(self) -> int:
+        """The number of objects that are known to be durable and are not applied yet."""
+        return max(0, self._noticed + 1 - self._store.position.number)
+
+    def notice(self, number: int) -> None:
+        """Take the owner's word that all objects up to a number are there. `run` reads them at once."""
+        self._noticed = max(self._noticed, number)
+        if self.behind:
+            self._notice.set()
+
+    async def run(self) -> None:
+        """Follow until cancelled: after each notice, and once a second without any. Waits where the bucket is away.
+
+        Raises BehindCheckpointError, StoreError and those of `Tail.read`: the store is of no use then.
+        """
+        loop = asyncio.get_running_loop()
+        checked = loop.time()
+        while True:
+            self._notice.clear()
+            try:
+                if await self.catch_up():
+                    checked = loop.time()
+                elif loop.time() - checked > _CHECK_SECONDS:
+                    await self.check()
+                    checked = loop.time()
+            except BucketError as error:
+                log.warning("can't follow the log of shard %d, trying again: %s", self.shard, error)
+            try:
+                async with asyncio.timeout(_POLL_SECONDS):
+                    await self._notice.wait()
+            except TimeoutError:
+                pass
+
+    async def catch_up(self) -> int:
+        """Apply everything up to the end of the log, and return the number of objects. Further behind, more of them are
+        fetched at once.
+
+        Raises BucketError, StoreError and those of `Tail.read`; what was applied until then stays.
+        """
+        tail, count, width = self.tail, 0, 1
+        coming: dict[int, asyncio.Task[bytes | None]] = {}
+        try:
+            while True:
+                wide = max(width, min(self.behind, _MOST_GETS))
+                for number in range(tail.next, tail.next + wide):
+                    if number not in coming:
+                        coming[number] = background.start(self._bucket.get(objects.name(self.shard, number)))
+                data = await coming.pop(tail.next)
+                if data is None:
+                    return count
+                await self._take(tail, data)
+                count += 1
+                width = min(2 * width, _MOST_GETS)
+                for number in [each for each in coming if each < tail.next]:  # those that a fence leaves out
+                    coming.pop(number).cancel()
+        finally:
+            for task in coming.values():
+                task.cancel()
+            await asyncio.gather(*coming.values(), return_exceptions=True)
+
+    async def check(self) -> None:
+        """Raise BehindCheckpointError if the end that was read is the beginning of a stretch that was deleted."""
+        newest = await self._newest()
+        if newest is None or newest.ticket <= self._store.ticket:
+            return
+        if await self._bucket.get(objects.name(self.shard, self.tail.next)) is None:
+            raise BehindCheckpointError(
+                f"shard {self.shard}: the log begins at the checkpoint {newest.number}, "
+                f"the store ends at {self._store.position.number}"
+            )
+
+    async def _take(self, tail: Tail, data: bytes) -> None:
+        if len(data) <= _INLINE_BYTES:
+            found = tail.read(data)
+        else:
+            found = await asyncio.to_thread(tail.read, data)
+        assert found is not None
+        while True:
+            try:
+                if len(data) <= _INLINE_BYTES:
+                    self._store.apply(found, tail.position)
+                else:
+                    await asyncio.to_thread(self._store.apply, found, tail.position)
+                break
+            except StoreStalledError:
+                await asyncio.sleep(_STALL_SECONDS)
+        self.last = found
+        self.on_applied(found)
