@@ -135,8 +135,9 @@ docs: setup-dev
 docs-serve: setup-dev
 	$(BIN)/mkdocs serve
 
-bench: setup-dev build/spark-4.2/.installed
-	PYTHONPATH=tests $(BIN)/python -m bench
+# All groups, or the one that ONLY names. `size` fills logs to SIZE_GB, also that of the `topics` command BEFORE.
+bench: setup-dev $(if $(filter-out spark,$(ONLY)),,build/spark-4.2/.installed)
+	PYTHONPATH=tests TOPICS_SIZE_GB=$(SIZE_GB) TOPICS_BEFORE=$(BEFORE) $(BIN)/python -m bench $(if $(ONLY),--only $(ONLY))
 
 # Long runs, which print their figures. The soak at load and each steady work have MINUTES, the log that grows SIZE_GB, the
 # loop of kills TOPICS_KILLS, each of the others (random seeds, crashes of one kind) TOPICS_SOAK_SECONDS.

@@ -15,6 +15,7 @@ from bench import (
     routers,
     scale,
     sdk,
+    size,
     spark,
     sql,
     table,
@@ -37,13 +38,16 @@ _GROUPS = {
     "length": length.run,
     "tags": tags.run,
     "scale": scale.run,
+    "size": size.run,
 }
+_ALONE = {"size"}
+"""Run only when they are named."""
 
 
 def main() -> int:
     """Run the groups; 1 if a load generator is missing."""
     parser = argparse.ArgumentParser(prog="bench")
-    parser.add_argument("--only", choices=_GROUPS, help="run one group and leave the page alone")
+    parser.add_argument("--only", choices=_GROUPS, help="run one group and leave the table of the page alone")
     only = parser.parse_args().only
     if not tools.have("wrk", "redis-server", "redis-benchmark"):
         print(f"bench: wrk and redis-server are {tools.MISSING}", file=sys.stderr)
@@ -51,7 +55,7 @@ def main() -> int:
     rows = []
     with tempfile.TemporaryDirectory(prefix="topics-bench-") as directory:
         for name, group in _GROUPS.items():
-            if only in (None, name):
+            if only == name or (only is None and name not in _ALONE):
                 (Path(directory) / name).mkdir()
                 rows += group(Path(directory) / name)
     print(table.markdown(rows))

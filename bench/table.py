@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 @dataclass(frozen=True)
@@ -39,16 +38,24 @@ def markdown(rows: list[Row]) -> str:
 
 def write(rows: list[Row]) -> None:
     """Put the table and where it was measured into the page."""
+    put("measured", f"{where()}\n\n{markdown(rows)}")
+
+
+def where() -> str:
+    """When and on what machine these figures were measured."""
     load = os.getloadavg()[0]
-    where = (
+    return (
         f"Measured on {datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores shared by server, load generator and peer "
         f"(one peer at a time), Python {platform.python_version()}, {platform.machine()}, load average {load:.1f} at "
         "the end."
     )
-    text = PAGE.read_text()
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n{where}\n\n{markdown(rows)}\n{END}{after}")
+
+
+def put(part: str, text: str) -> None:
+    """Replace what the page has between the comments that begin and end this part of it."""
+    begin, end = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
+    before, rest = PAGE.read_text().split(begin)
+    PAGE.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
 
 
 def _number(value: float) -> str:

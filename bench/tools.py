@@ -100,7 +100,7 @@ def redis_server(directory: Path, fsync: str) -> Iterator[int]:
         yield port
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)  # a large file may have to be synced first
 
 
 @contextlib.contextmanager

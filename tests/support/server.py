@@ -48,7 +48,7 @@ class ServerProcess:
     """Runs `topics serve`; only ever signals the process group that it started.
 
     `data_dir` stays over restarts. `prefix` is put in front of the command (a tracer). `env` wins over the defaults.
-    With `kafka` it has a Kafka port too.
+    With `kafka` it has a Kafka port too. `program` is the command of another version.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class ServerProcess:
         env: Mapping[str, object] = {},
         prefix: Sequence[str] = (),
         kafka: bool = False,
+        program: Path = TOPICS,
     ) -> None:
         self.work_dir = work_dir
         self.work_dir.mkdir(parents=True, exist_ok=True)
@@ -67,6 +68,7 @@ class ServerProcess:
         self._env = {name: str(value) for name, value in env.items()}
         self._prefix = list(prefix)
         self._kafka = kafka
+        self._program = program
         self._process: subprocess.Popen[bytes] | Forked | None = None
         self.http_port = 0
         self.grpc_target = ""
@@ -149,7 +151,7 @@ class ServerProcess:
                     self._process = PRELOADED.start(["serve"], env, nothing.fileno(), out.fileno(), out.fileno())
                 return tuple(files)
             self._process = subprocess.Popen(
-                [*DIE_WITH_US, *self._prefix, str(TOPICS), "serve"],
+                [*DIE_WITH_US, *self._prefix, str(self._program), "serve"],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -162,6 +164,8 @@ class ServerProcess:
         """True where an `exec` would prove nothing: no other program in front, no variable that an import reads."""
         _, _, path = os.environ.get("PYTEST_CURRENT_TEST", "").partition("tests/")
         if path.partition("/")[0] not in FORKED or path.partition("::")[0] in EXECED or self._prefix:
+            return False
+        if self._program != TOPICS:
             return False
         return all(name.startswith("TOPICS_") for name in self._env)
 
