@@ -1,15 +1,15 @@
 """Backups in an object store, through `obstore`."""
 
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 import obstore
 from obstore.exceptions import BaseError
-from obstore.store import ObjectStore, from_url
+from obstore.store import ObjectStore
 
 from topics_backup.errors import AbsentError, BackupError
+from topics_backup.stores import STORE_ERRORS, one_line, open_store
 from topics_backup.target import CHUNK_BYTES, Entry
 
 _DELETE: Final = 1000
@@ -33,7 +33,7 @@ class Objects:
         """See Target."""
         try:
             obstore.put(self._store, name, data)
-        except (BaseError, FileNotFoundError) as error:  # not found: the bucket
+        except STORE_ERRORS as error:
             raise self._failed(error) from error
 
     def put_file(self, name: str, source: Path) -> None:
@@ -41,7 +41,7 @@ class Objects:
         with source.open("rb") as file:
             try:
                 obstore.put(self._store, name, file)
-            except (BaseError, FileNotFoundError) as error:
+            except STORE_ERRORS as error:
                 raise self._failed(error) from error
 
     def read(self, name: str) -> Iterator[bytes]:
@@ -90,19 +90,12 @@ class Objects:
                 raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> BackupError:
-        return _failed(self._name, error)
+        return BackupError(f"{self._name}: {one_line(error)}")
 
 
 def open_url(url: str) -> Objects:
-    """The store of a URL: s3://bucket/prefix, gs://, az://. Keys and settings come from the environment, as the store's
-    own tools read them. Raises BackupError for a URL that is none."""
+    """The store of a URL, see `open_store`. Raises BackupError for a URL that is none."""
     try:
-        return Objects(from_url(url, retry_config={"retry_timeout": timedelta(seconds=_RETRY_SECONDS)}), url)
-    except (BaseError, ValueError) as error:
-        raise _failed(url, error) from error
-
-
-def _failed(name: str, error: Exception) -> BackupError:
-    """Return the store's error in one line, without its debug dump."""
-    text = " ".join(str(error).partition("Debug source:")[0].split())
-    return BackupError(f"{name}: {text[:500]}")
+        return Objects(open_store(url, _RETRY_SECONDS), url)
+    except ValueError as error:
+        raise BackupError(f"{url}: {error}") from error

@@ -44,7 +44,8 @@ class Bucket(Protocol):
         ...
 
     async def get_file(self, name: str, target: Path) -> bool:
-        """Write an object to a new local file; return False if there is no such object."""
+        """Write an object to a new local file; return False if there is no such object. Raises OSError for faults of
+        the target; no part of a file is left."""
         ...
 
     async def close(self) -> None:

@@ -59,6 +59,15 @@ class S3(Weed):
         assert isinstance(store, S3Store)
         return store
 
+    def start(self) -> None:
+        """Start, on the data that is there, and wait until it takes objects: 5 s after a restart."""
+        super().start()
+        try:
+            obstore.put(self.store("s3://ready"), "x", b"")  # into a bucket that it makes
+        except BaseException:
+            self.stop()
+            raise
+
     def pause(self) -> None:
         """Let it answer nothing any more; connections stay, and new ones are taken."""
         self._signal(signal.SIGSTOP)
