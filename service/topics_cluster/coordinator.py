@@ -11,6 +11,10 @@ class CoordinatorError(Exception):
     """The coordinator did not answer."""
 
 
+class CoordinatorRefusedError(CoordinatorError):
+    """The coordinator refused the credentials of this node."""
+
+
 class Addresses(Struct, frozen=True, kw_only=True):
     """Addresses of a node, each as host:port; empty where it has no such port."""
 
@@ -100,7 +104,7 @@ class Coordinator(Protocol):
 
     def watch(self) -> AsyncIterator[View]:
         """The entries now, and after each change. Goes on over lost connections, and is silent while the coordinator is
-        away. Raises CoordinatorError when it refuses the node's credentials."""
+        away. Raises CoordinatorRefusedError."""
         ...
 
     async def want(self, shard: int, node: str | None) -> None:
