@@ -37,6 +37,7 @@ from topics_service.api.access.auth import ANONYMOUS, Principal
 from topics_service.api.access.authorizer import NO_ROUTE, PROBES, Authorizer, authorize
 from topics_service.api.access.passwords import UnverifiedPasswordError
 from topics_service.api.access.quota import CONNECTIONS, Held, count_refusal
+from topics_service.api.grpc.admin_servicer import Probed
 from topics_service.api.grpc.calls import Calls
 from topics_service.api.request_context import HEADER_BYTES, begin, current_request
 from topics_service.api.topics import TopicsApi
@@ -74,6 +75,21 @@ def create_app(
     return _Gateway(http, sockets)
 
 
+def create_probes(api: Probed, settings: GatewaySettings, authorizer: Authorizer) -> ASGIApp:
+    """The probes and metrics alone, for a node of a cluster that passes all other requests on."""
+    table = RouteTable(_probes(api, settings))
+    return _Guard(_Routes(table, settings, authorizer, api, OriginPolicy(settings.hosts, settings.origins)).handle)
+
+
+def _probes(api: Probed, settings: GatewaySettings) -> Mapping[str, Handler]:
+    probes = ProbeEndpoints(api, settings)
+    return {
+        "topics.v1.AdminService.GetHealth": probes.health,
+        "topics.v1.AdminService.GetReady": probes.ready,
+        "topics.v1.AdminService.GetMetrics": probes.metrics,
+    }
+
+
 def _handlers(api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) -> Mapping[str, Handler]:
     """The handler of every RPC that is built, by full name. Their methods and paths are in the proto files."""
     topics = TopicEndpoints(api, settings)
@@ -82,7 +98,6 @@ def _handlers(api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) 
     queues = QueueEndpoints(api, settings)
     routers = RouterEndpoints(api, settings)
     groups = GroupEndpoints(api, settings, rendered)
-    probes = ProbeEndpoints(api, settings)
     sql: dict[str, Handler] = {}
     if api.sql is not None:
         calls = SqlEndpoints(api.sql, settings)
@@ -121,9 +136,7 @@ def _handlers(api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) 
         "topics.v1.GroupService.DeletePositions": groups.delete_positions,
         "topics.v1.WatchService.CreateWatch": watches.create,
         _OPEN_WATCH: watches.open,
-        "topics.v1.AdminService.GetHealth": probes.health,
-        "topics.v1.AdminService.GetReady": probes.ready,
-        "topics.v1.AdminService.GetMetrics": probes.metrics,
+        **_probes(api, settings),
     }
 
 
@@ -180,7 +193,7 @@ class _Routes:
         table: RouteTable,
         settings: GatewaySettings,
         authorizer: Authorizer,
-        api: TopicsApi,
+        api: Probed,
         origins: OriginPolicy,
     ) -> None:
         self._table = table

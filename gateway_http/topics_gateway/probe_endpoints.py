@@ -6,15 +6,15 @@ from typing import Any
 from topics_gateway.request import Request
 from topics_gateway.response import Response, json_response
 from topics_gateway.settings import GatewaySettings
+from topics_service.api.grpc.admin_servicer import Probed
 from topics_service.api.metrics.collector import TEXT_TYPE
-from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
 
 
 class ProbeEndpoints:
     """Small replies without timings."""
 
-    def __init__(self, api: TopicsApi, settings: GatewaySettings) -> None:
+    def __init__(self, api: Probed, settings: GatewaySettings) -> None:
         self._api = api
         self._version = settings.version
         self._started = time.monotonic()

@@ -1,9 +1,9 @@
-"""AdminService over gRPC: the probes, the metrics, where bulk readers are, and checkpoints."""
+"""AdminService over gRPC: the probes, the metrics, where bulk readers are, checkpoints, and the cluster."""
 # ruff: noqa: N802  # methods carry the names of the proto
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from grpc.aio import ServicerContext
 
@@ -11,13 +11,32 @@ import topics_service
 from topics_proto.v1 import admin_service_pb2 as pb
 from topics_proto.v1 import admin_service_pb2_grpc
 from topics_service.api.checkpoints import Checkpoints
+from topics_service.api.cluster import ClusterApi
 from topics_service.api.grpc.guard import caller
-from topics_service.api.metrics.collector import JSON_TYPE, TEXT_TYPE
-from topics_service.api.topics import TopicsApi
-from topics_service.engine.errors import Reason, TopicsError
+from topics_service.api.metrics.collector import JSON_TYPE, TEXT_TYPE, Exposition
+from topics_service.api.observers import Facts, Observers
+from topics_service.api.scheduling.pressure import Shortage
+from topics_service.engine.errors import Reason, TopicsError, invalid
+from topics_service.engine.model import ReadyState
 
 Context = ServicerContext[Any, Any]
 BulkReaders = Callable[[], Sequence[tuple[str, int]]]
+
+
+class Probed(Protocol):
+    """What the probes ask: a TopicsApi, or a node of a cluster that has none at present."""
+
+    @property
+    def metrics(self) -> Exposition: ...
+    @property
+    def observers(self) -> Observers: ...
+    def ready(self) -> ReadyState:
+        """The readiness, with the cause if it is not ready."""
+        ...
+
+    def shortage(self) -> Shortage | None:
+        """Why a ready server refuses all writes, or None."""
+        ...
 
 
 def no_bulk_readers() -> Sequence[tuple[str, int]]:
@@ -29,15 +48,20 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     """Answers in every state of the server; `uptime_ms` counts from the making of this object.
 
     `bulk_readers` returns the host ("" for the server's own) and the gRPC port of those that take calls now. Without
-    `checkpoints` there are none.
+    `checkpoints` there are none, and without `cluster` the server is no node of one.
     """
 
     def __init__(
-        self, api: TopicsApi, bulk_readers: BulkReaders = no_bulk_readers, checkpoints: Checkpoints | None = None
+        self,
+        api: Probed,
+        bulk_readers: BulkReaders = no_bulk_readers,
+        checkpoints: Checkpoints | None = None,
+        cluster: ClusterApi | None = None,
     ) -> None:
         self._api = api
         self._bulk_readers = bulk_readers
         self._checkpoints = checkpoints
+        self._cluster = cluster
         self._started = time.monotonic()
 
     async def GetHealth(self, request: pb.GetHealthRequest, context: Context) -> pb.GetHealthResponse:
@@ -91,3 +115,46 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         if self._checkpoints is None:
             raise TopicsError(Reason.NOT_READY, "this server makes no checkpoints")
         return self._checkpoints
+
+    async def GetCluster(self, request: pb.GetClusterRequest, context: Context) -> pb.GetClusterResponse:
+        state = await self._own_cluster().state()
+        return pb.GetClusterResponse(
+            cluster=state.cluster,
+            node=state.node,
+            nodes=[
+                pb.ClusterNode(
+                    name=each.name,
+                    http=each.http,
+                    grpc=each.grpc,
+                    kafka=each.kafka,
+                    zone=each.zone,
+                    version=each.version,
+                )
+                for each in state.nodes
+            ],
+            shards=[
+                pb.ClusterShard(
+                    shard=each.shard,
+                    owner=each.owner,
+                    epoch=each.epoch,
+                    number=each.number,
+                    wanted=each.wanted,
+                    followers=[
+                        pb.ClusterFollower(node=follower.node, number=follower.number, caught_up=follower.caught_up)
+                        for follower in each.followers
+                    ],
+                )
+                for each in state.shards
+            ],
+        )
+
+    async def MoveShard(self, request: pb.MoveShardRequest, context: Context) -> pb.MoveShardResponse:
+        facts: Facts = {"shard": request.shard, "node": request.node}
+        with self._api.observers("shard.move", facts, caller()):
+            facts["epoch"] = await self._own_cluster().move(request.shard, request.node)
+        return pb.MoveShardResponse(epoch=facts["epoch"])
+
+    def _own_cluster(self) -> ClusterApi:
+        if self._cluster is None:
+            raise invalid("this server is no node of a cluster")
+        return self._cluster

@@ -26,8 +26,9 @@ from topics_proto.v1 import (
 )
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.checkpoints import Checkpoints
+from topics_service.api.cluster import ClusterApi
 from topics_service.api.grpc import health
-from topics_service.api.grpc.admin_servicer import AdminServicer, BulkReaders, no_bulk_readers
+from topics_service.api.grpc.admin_servicer import AdminServicer, BulkReaders, Probed, no_bulk_readers
 from topics_service.api.grpc.calls import Calls, Services
 from topics_service.api.grpc.group_servicer import GroupServicer
 from topics_service.api.grpc.guard import Guard
@@ -142,6 +143,16 @@ def create_calls(
     WatchServicer(api).register(services)
     guard = Guard(authorizer or Authorizer(), api.metrics.refusals, api.observers)
     return Calls(made, (CallMeter(api.metrics.grpc, observer), guard))
+
+
+def create_admin_calls(
+    api: Probed, *, authorizer: Authorizer, cluster: ClusterApi, observer: CallObserver | None = None
+) -> Calls:
+    """The AdminService alone, for a node of a cluster."""
+    services: Any = Services()
+    admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(api, cluster=cluster), services)
+    guard = Guard(authorizer, api.metrics.refusals, api.observers)
+    return Calls(services, (CallMeter(api.metrics.grpc, observer), guard))
 
 
 class GrpcServer:

@@ -88,6 +88,26 @@ class MetricsSources:
     node: NodeStatistics | None = None
 
 
+class Exposition(Protocol):
+    """The metrics of a server, whatever it is at present, and the counters that protocols keep."""
+
+    @property
+    def http(self) -> RequestStatistics: ...
+    @property
+    def grpc(self) -> RequestStatistics: ...
+    @property
+    def refusals(self) -> Counter[tuple[str, str]]: ...
+    @property
+    def errors(self) -> Counter[str]: ...
+    async def text(self, allowed: tuple[str, ...] | None = None) -> bytes:
+        """See Metrics."""
+        ...
+
+    def json(self) -> bytes:
+        """See Metrics."""
+        ...
+
+
 class Metrics:
     """Reads the counters of the engine, the commit thread and the protocols. Answers in every state of the server.
 
@@ -312,3 +332,30 @@ class Metrics:
         yield counter("cache_misses", "Look-ups that a cache could not answer.", misses, ("cache",))
         sizes = [(labels, cache.size) for labels, cache in caches]
         yield gauge("cache_bytes", "Memory that a cache uses.", sizes, ("cache",))
+
+
+class NodeMetrics:
+    """The metrics of a node of a cluster while it has no engine: those of the node and of the process."""
+
+    def __init__(self, node: NodeStatistics, ready: Callable[[], bool]) -> None:
+        self._node = node
+        self._ready = ready
+        self._started = time.monotonic()
+        self.http = RequestStatistics()
+        self.grpc = RequestStatistics()
+        self.refusals: Counter[tuple[str, str]] = Counter()
+        self.errors: Counter[str] = Counter()
+
+    async def text(self, allowed: tuple[str, ...] | None = None) -> bytes:
+        """See Metrics."""
+        ready = gauge("ready", "1 when the server takes work.", self._ready())
+        uptime = gauge("uptime_ms", "Time since the start, in milliseconds.", self._uptime_ms)
+        return await asyncio.to_thread(render, [ready, uptime, *cluster(self._node)])
+
+    def json(self) -> bytes:
+        """See Metrics."""
+        return msgspec.json.encode({"ready": self._ready(), "uptime_ms": self._uptime_ms})
+
+    @property
+    def _uptime_ms(self) -> int:
+        return int((time.monotonic() - self._started) * 1e3)

@@ -824,6 +824,463 @@ func (x *ReleaseCheckpointResponse) GetReleased() bool {
 	return false
 }
 
+// Asks for GetCluster.
+type GetClusterRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetClusterRequest) Reset() {
+	*x = GetClusterRequest{}
+	mi := &file_topics_v1_admin_service_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetClusterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetClusterRequest) ProtoMessage() {}
+
+func (x *GetClusterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_admin_service_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetClusterRequest.ProtoReflect.Descriptor instead.
+func (*GetClusterRequest) Descriptor() ([]byte, []int) {
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{14}
+}
+
+// Answers GetCluster.
+type GetClusterResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the cluster (TOPICS_CLUSTER).
+	Cluster string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// Name of the node that answers.
+	Node string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	// The nodes that live, by name.
+	Nodes []*ClusterNode `protobuf:"bytes,3,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	// The shards, by number.
+	Shards        []*ClusterShard `protobuf:"bytes,4,rep,name=shards,proto3" json:"shards,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetClusterResponse) Reset() {
+	*x = GetClusterResponse{}
+	mi := &file_topics_v1_admin_service_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetClusterResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetClusterResponse) ProtoMessage() {}
+
+func (x *GetClusterResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_admin_service_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetClusterResponse.ProtoReflect.Descriptor instead.
+func (*GetClusterResponse) Descriptor() ([]byte, []int) {
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *GetClusterResponse) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *GetClusterResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *GetClusterResponse) GetNodes() []*ClusterNode {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *GetClusterResponse) GetShards() []*ClusterShard {
+	if x != nil {
+		return x.Shards
+	}
+	return nil
+}
+
+// A node that lives. Addresses are host:port, as other nodes reach it.
+type ClusterNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the node (TOPICS_CLUSTER_NODE).
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Address of HTTP.
+	Http string `protobuf:"bytes,2,opt,name=http,proto3" json:"http,omitempty"`
+	// Address of gRPC.
+	Grpc string `protobuf:"bytes,3,opt,name=grpc,proto3" json:"grpc,omitempty"`
+	// Address of Kafka; empty if it has no such port.
+	Kafka string `protobuf:"bytes,4,opt,name=kafka,proto3" json:"kafka,omitempty"`
+	// Its zone (TOPICS_CLUSTER_ZONE); empty if it was given none.
+	Zone string `protobuf:"bytes,5,opt,name=zone,proto3" json:"zone,omitempty"`
+	// Version of the server.
+	Version       string `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterNode) Reset() {
+	*x = ClusterNode{}
+	mi := &file_topics_v1_admin_service_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterNode) ProtoMessage() {}
+
+func (x *ClusterNode) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_admin_service_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterNode.ProtoReflect.Descriptor instead.
+func (*ClusterNode) Descriptor() ([]byte, []int) {
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ClusterNode) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ClusterNode) GetHttp() string {
+	if x != nil {
+		return x.Http
+	}
+	return ""
+}
+
+func (x *ClusterNode) GetGrpc() string {
+	if x != nil {
+		return x.Grpc
+	}
+	return ""
+}
+
+func (x *ClusterNode) GetKafka() string {
+	if x != nil {
+		return x.Kafka
+	}
+	return ""
+}
+
+func (x *ClusterNode) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
+}
+
+func (x *ClusterNode) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+// A shard of the cluster. There is one today, with number 0.
+type ClusterShard struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the shard.
+	Shard uint32 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	// Name of the node that owns it; empty while there is none.
+	Owner string `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Epoch of the owner, which grows with every change of it; 0 while the owner takes over.
+	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Number of the newest object of the shard's log that the answering node knows to be durable.
+	Number uint64 `protobuf:"varint,4,opt,name=number,proto3" json:"number,omitempty"`
+	// Name of the node to which the shard is to be moved; empty if there is none.
+	Wanted string `protobuf:"bytes,5,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	// Followers of the shard, by name; empty unless the owner has answered.
+	Followers     []*ClusterFollower `protobuf:"bytes,6,rep,name=followers,proto3" json:"followers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterShard) Reset() {
+	*x = ClusterShard{}
+	mi := &file_topics_v1_admin_service_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterShard) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterShard) ProtoMessage() {}
+
+func (x *ClusterShard) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_admin_service_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterShard.ProtoReflect.Descriptor instead.
+func (*ClusterShard) Descriptor() ([]byte, []int) {
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ClusterShard) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *ClusterShard) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *ClusterShard) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *ClusterShard) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *ClusterShard) GetWanted() string {
+	if x != nil {
+		return x.Wanted
+	}
+	return ""
+}
+
+func (x *ClusterShard) GetFollowers() []*ClusterFollower {
+	if x != nil {
+		return x.Followers
+	}
+	return nil
+}
+
+// A node that follows a shard.
+type ClusterFollower struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the node.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Number of the newest object that it has applied, as the owner heard last.
+	Number uint64 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	// True if it could take over at once.
+	CaughtUp      bool `protobuf:"varint,3,opt,name=caught_up,json=caughtUp,proto3" json:"caught_up,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterFollower) Reset() {
+	*x = ClusterFollower{}
+	mi := &file_topics_v1_admin_service_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterFollower) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterFollower) ProtoMessage() {}
+
+func (x *ClusterFollower) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_admin_service_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterFollower.ProtoReflect.Descriptor instead.
+func (*ClusterFollower) Descriptor() ([]byte, []int) {
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ClusterFollower) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ClusterFollower) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *ClusterFollower) GetCaughtUp() bool {
+	if x != nil {
+		return x.CaughtUp
+	}
+	return false
+}
+
+// Asks for MoveShard.
+type MoveShardRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the shard. Default: 0.
+	Shard uint32 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	// Name of the node that is to own it.
+	Node          string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveShardRequest) Reset() {
+	*x = MoveShardRequest{}
+	mi := &file_topics_v1_admin_service_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveShardRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveShardRequest) ProtoMessage() {}
+
+func (x *MoveShardRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_admin_service_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveShardRequest.ProtoReflect.Descriptor instead.
+func (*MoveShardRequest) Descriptor() ([]byte, []int) {
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *MoveShardRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *MoveShardRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+// Answers MoveShard.
+type MoveShardResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Epoch in which the node owns the shard.
+	Epoch         uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveShardResponse) Reset() {
+	*x = MoveShardResponse{}
+	mi := &file_topics_v1_admin_service_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveShardResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveShardResponse) ProtoMessage() {}
+
+func (x *MoveShardResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_admin_service_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveShardResponse.ProtoReflect.Descriptor instead.
+func (*MoveShardResponse) Descriptor() ([]byte, []int) {
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *MoveShardResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
 var File_topics_v1_admin_service_proto protoreflect.FileDescriptor
 
 const file_topics_v1_admin_service_proto_rawDesc = "" +
@@ -871,11 +1328,40 @@ const file_topics_v1_admin_service_proto_rawDesc = "" +
 	"\x18ReleaseCheckpointRequest\x12#\n" +
 	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\"7\n" +
 	"\x19ReleaseCheckpointResponse\x12\x1a\n" +
-	"\breleased\x18\x01 \x01(\bR\breleased*a\n" +
+	"\breleased\x18\x01 \x01(\bR\breleased\"\x13\n" +
+	"\x11GetClusterRequest\"\xa1\x01\n" +
+	"\x12GetClusterResponse\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12,\n" +
+	"\x05nodes\x18\x03 \x03(\v2\x16.topics.v1.ClusterNodeR\x05nodes\x12/\n" +
+	"\x06shards\x18\x04 \x03(\v2\x17.topics.v1.ClusterShardR\x06shards\"\x8d\x01\n" +
+	"\vClusterNode\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04http\x18\x02 \x01(\tR\x04http\x12\x12\n" +
+	"\x04grpc\x18\x03 \x01(\tR\x04grpc\x12\x14\n" +
+	"\x05kafka\x18\x04 \x01(\tR\x05kafka\x12\x12\n" +
+	"\x04zone\x18\x05 \x01(\tR\x04zone\x12\x18\n" +
+	"\aversion\x18\x06 \x01(\tR\aversion\"\xba\x01\n" +
+	"\fClusterShard\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x16\n" +
+	"\x06number\x18\x04 \x01(\x04R\x06number\x12\x16\n" +
+	"\x06wanted\x18\x05 \x01(\tR\x06wanted\x128\n" +
+	"\tfollowers\x18\x06 \x03(\v2\x1a.topics.v1.ClusterFollowerR\tfollowers\"Z\n" +
+	"\x0fClusterFollower\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x1b\n" +
+	"\tcaught_up\x18\x03 \x01(\bR\bcaughtUp\"<\n" +
+	"\x10MoveShardRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\")\n" +
+	"\x11MoveShardResponse\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch*a\n" +
 	"\rMetricsFormat\x12\x1e\n" +
 	"\x1aMETRICS_FORMAT_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13METRICS_FORMAT_TEXT\x10\x01\x12\x17\n" +
-	"\x13METRICS_FORMAT_JSON\x10\x022\xe3\x04\n" +
+	"\x13METRICS_FORMAT_JSON\x10\x022\x80\x06\n" +
 	"\fAdminService\x12i\n" +
 	"\tGetHealth\x12\x1b.topics.v1.GetHealthRequest\x1a\x1c.topics.v1.GetHealthResponse\"!\x82\xd3\xe4\x93\x02\x18Z\n" +
 	"\x12\b/healthz\x12\n" +
@@ -885,7 +1371,10 @@ const file_topics_v1_admin_service_proto_rawDesc = "" +
 	"GetMetrics\x12\x1c.topics.v1.GetMetricsRequest\x1a\x1d.topics.v1.GetMetricsResponse\"\x16\x82\xd3\xe4\x93\x02\r\x12\v/v0/metrics\x90\x02\x01\x12]\n" +
 	"\x0fListBulkReaders\x12!.topics.v1.ListBulkReadersRequest\x1a\".topics.v1.ListBulkReadersResponse\"\x03\x90\x02\x01\x12[\n" +
 	"\x10CreateCheckpoint\x12\".topics.v1.CreateCheckpointRequest\x1a#.topics.v1.CreateCheckpointResponse\x12c\n" +
-	"\x11ReleaseCheckpoint\x12#.topics.v1.ReleaseCheckpointRequest\x1a$.topics.v1.ReleaseCheckpointResponse\"\x03\x90\x02\x02B\x8b\x01\n" +
+	"\x11ReleaseCheckpoint\x12#.topics.v1.ReleaseCheckpointRequest\x1a$.topics.v1.ReleaseCheckpointResponse\"\x03\x90\x02\x02\x12N\n" +
+	"\n" +
+	"GetCluster\x12\x1c.topics.v1.GetClusterRequest\x1a\x1d.topics.v1.GetClusterResponse\"\x03\x90\x02\x01\x12K\n" +
+	"\tMoveShard\x12\x1b.topics.v1.MoveShardRequest\x1a\x1c.topics.v1.MoveShardResponse\"\x03\x90\x02\x02B\x8b\x01\n" +
 	"\rcom.topics.v1B\x11AdminServiceProtoP\x01Z\"topics.test/sdk/topics/v1;topicsv1\xa2\x02\x03TXX\xaa\x02\tTopics.V1\xca\x02\tTopics\\V1\xe2\x02\x15Topics\\V1\\GPBMetadata\xea\x02\n" +
 	"Topics::V1b\x06proto3"
 
@@ -902,7 +1391,7 @@ func file_topics_v1_admin_service_proto_rawDescGZIP() []byte {
 }
 
 var file_topics_v1_admin_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_topics_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_topics_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_topics_v1_admin_service_proto_goTypes = []any{
 	(MetricsFormat)(0),                // 0: topics.v1.MetricsFormat
 	(*GetHealthRequest)(nil),          // 1: topics.v1.GetHealthRequest
@@ -919,28 +1408,42 @@ var file_topics_v1_admin_service_proto_goTypes = []any{
 	(*CreateCheckpointResponse)(nil),  // 12: topics.v1.CreateCheckpointResponse
 	(*ReleaseCheckpointRequest)(nil),  // 13: topics.v1.ReleaseCheckpointRequest
 	(*ReleaseCheckpointResponse)(nil), // 14: topics.v1.ReleaseCheckpointResponse
+	(*GetClusterRequest)(nil),         // 15: topics.v1.GetClusterRequest
+	(*GetClusterResponse)(nil),        // 16: topics.v1.GetClusterResponse
+	(*ClusterNode)(nil),               // 17: topics.v1.ClusterNode
+	(*ClusterShard)(nil),              // 18: topics.v1.ClusterShard
+	(*ClusterFollower)(nil),           // 19: topics.v1.ClusterFollower
+	(*MoveShardRequest)(nil),          // 20: topics.v1.MoveShardRequest
+	(*MoveShardResponse)(nil),         // 21: topics.v1.MoveShardResponse
 }
 var file_topics_v1_admin_service_proto_depIdxs = []int32{
 	5,  // 0: topics.v1.GetReadyResponse.writes_refused:type_name -> topics.v1.WritesRefused
 	0,  // 1: topics.v1.GetMetricsRequest.format:type_name -> topics.v1.MetricsFormat
 	10, // 2: topics.v1.ListBulkReadersResponse.readers:type_name -> topics.v1.BulkReader
-	1,  // 3: topics.v1.AdminService.GetHealth:input_type -> topics.v1.GetHealthRequest
-	3,  // 4: topics.v1.AdminService.GetReady:input_type -> topics.v1.GetReadyRequest
-	6,  // 5: topics.v1.AdminService.GetMetrics:input_type -> topics.v1.GetMetricsRequest
-	8,  // 6: topics.v1.AdminService.ListBulkReaders:input_type -> topics.v1.ListBulkReadersRequest
-	11, // 7: topics.v1.AdminService.CreateCheckpoint:input_type -> topics.v1.CreateCheckpointRequest
-	13, // 8: topics.v1.AdminService.ReleaseCheckpoint:input_type -> topics.v1.ReleaseCheckpointRequest
-	2,  // 9: topics.v1.AdminService.GetHealth:output_type -> topics.v1.GetHealthResponse
-	4,  // 10: topics.v1.AdminService.GetReady:output_type -> topics.v1.GetReadyResponse
-	7,  // 11: topics.v1.AdminService.GetMetrics:output_type -> topics.v1.GetMetricsResponse
-	9,  // 12: topics.v1.AdminService.ListBulkReaders:output_type -> topics.v1.ListBulkReadersResponse
-	12, // 13: topics.v1.AdminService.CreateCheckpoint:output_type -> topics.v1.CreateCheckpointResponse
-	14, // 14: topics.v1.AdminService.ReleaseCheckpoint:output_type -> topics.v1.ReleaseCheckpointResponse
-	9,  // [9:15] is the sub-list for method output_type
-	3,  // [3:9] is the sub-list for method input_type
-	3,  // [3:3] is the sub-list for extension type_name
-	3,  // [3:3] is the sub-list for extension extendee
-	0,  // [0:3] is the sub-list for field type_name
+	17, // 3: topics.v1.GetClusterResponse.nodes:type_name -> topics.v1.ClusterNode
+	18, // 4: topics.v1.GetClusterResponse.shards:type_name -> topics.v1.ClusterShard
+	19, // 5: topics.v1.ClusterShard.followers:type_name -> topics.v1.ClusterFollower
+	1,  // 6: topics.v1.AdminService.GetHealth:input_type -> topics.v1.GetHealthRequest
+	3,  // 7: topics.v1.AdminService.GetReady:input_type -> topics.v1.GetReadyRequest
+	6,  // 8: topics.v1.AdminService.GetMetrics:input_type -> topics.v1.GetMetricsRequest
+	8,  // 9: topics.v1.AdminService.ListBulkReaders:input_type -> topics.v1.ListBulkReadersRequest
+	11, // 10: topics.v1.AdminService.CreateCheckpoint:input_type -> topics.v1.CreateCheckpointRequest
+	13, // 11: topics.v1.AdminService.ReleaseCheckpoint:input_type -> topics.v1.ReleaseCheckpointRequest
+	15, // 12: topics.v1.AdminService.GetCluster:input_type -> topics.v1.GetClusterRequest
+	20, // 13: topics.v1.AdminService.MoveShard:input_type -> topics.v1.MoveShardRequest
+	2,  // 14: topics.v1.AdminService.GetHealth:output_type -> topics.v1.GetHealthResponse
+	4,  // 15: topics.v1.AdminService.GetReady:output_type -> topics.v1.GetReadyResponse
+	7,  // 16: topics.v1.AdminService.GetMetrics:output_type -> topics.v1.GetMetricsResponse
+	9,  // 17: topics.v1.AdminService.ListBulkReaders:output_type -> topics.v1.ListBulkReadersResponse
+	12, // 18: topics.v1.AdminService.CreateCheckpoint:output_type -> topics.v1.CreateCheckpointResponse
+	14, // 19: topics.v1.AdminService.ReleaseCheckpoint:output_type -> topics.v1.ReleaseCheckpointResponse
+	16, // 20: topics.v1.AdminService.GetCluster:output_type -> topics.v1.GetClusterResponse
+	21, // 21: topics.v1.AdminService.MoveShard:output_type -> topics.v1.MoveShardResponse
+	14, // [14:22] is the sub-list for method output_type
+	6,  // [6:14] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_topics_v1_admin_service_proto_init() }
@@ -954,7 +1457,7 @@ func file_topics_v1_admin_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_topics_v1_admin_service_proto_rawDesc), len(file_topics_v1_admin_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   14,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

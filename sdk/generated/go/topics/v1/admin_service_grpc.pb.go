@@ -28,6 +28,8 @@ const (
 	AdminService_ListBulkReaders_FullMethodName   = "/topics.v1.AdminService/ListBulkReaders"
 	AdminService_CreateCheckpoint_FullMethodName  = "/topics.v1.AdminService/CreateCheckpoint"
 	AdminService_ReleaseCheckpoint_FullMethodName = "/topics.v1.AdminService/ReleaseCheckpoint"
+	AdminService_GetCluster_FullMethodName        = "/topics.v1.AdminService/GetCluster"
+	AdminService_MoveShard_FullMethodName         = "/topics.v1.AdminService/MoveShard"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -55,6 +57,15 @@ type AdminServiceClient interface {
 	CreateCheckpoint(ctx context.Context, in *CreateCheckpointRequest, opts ...grpc.CallOption) (*CreateCheckpointResponse, error)
 	// Removes a checkpoint. Scope: admin, of a key without prefixes. gRPC only.
 	ReleaseCheckpoint(ctx context.Context, in *ReleaseCheckpointRequest, opts ...grpc.CallOption) (*ReleaseCheckpointResponse, error)
+	// Describes the cluster that the server belongs to: its nodes, and who owns its shards. Any node answers, also while
+	// there is no owner. Scope: read, when keys are configured. gRPC only.
+	// Errors: invalid_request at a server that is no node of a cluster.
+	GetCluster(ctx context.Context, in *GetClusterRequest, opts ...grpc.CallOption) (*GetClusterResponse, error)
+	// Hands a shard to another node: its owner stops taking writes, makes those under way durable and gives it up. Calls
+	// wait meanwhile. Answers once the node serves the shard. Scope: admin, of a key without prefixes. gRPC only.
+	// Errors: invalid_request for a node that does not live or a shard that there is not, or at a server that is no
+	// node of a cluster; not_ready if the shard has not moved within 10 s.
+	MoveShard(ctx context.Context, in *MoveShardRequest, opts ...grpc.CallOption) (*MoveShardResponse, error)
 }
 
 type adminServiceClient struct {
@@ -125,6 +136,26 @@ func (c *adminServiceClient) ReleaseCheckpoint(ctx context.Context, in *ReleaseC
 	return out, nil
 }
 
+func (c *adminServiceClient) GetCluster(ctx context.Context, in *GetClusterRequest, opts ...grpc.CallOption) (*GetClusterResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetClusterResponse)
+	err := c.cc.Invoke(ctx, AdminService_GetCluster_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) MoveShard(ctx context.Context, in *MoveShardRequest, opts ...grpc.CallOption) (*MoveShardResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MoveShardResponse)
+	err := c.cc.Invoke(ctx, AdminService_MoveShard_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -150,6 +181,15 @@ type AdminServiceServer interface {
 	CreateCheckpoint(context.Context, *CreateCheckpointRequest) (*CreateCheckpointResponse, error)
 	// Removes a checkpoint. Scope: admin, of a key without prefixes. gRPC only.
 	ReleaseCheckpoint(context.Context, *ReleaseCheckpointRequest) (*ReleaseCheckpointResponse, error)
+	// Describes the cluster that the server belongs to: its nodes, and who owns its shards. Any node answers, also while
+	// there is no owner. Scope: read, when keys are configured. gRPC only.
+	// Errors: invalid_request at a server that is no node of a cluster.
+	GetCluster(context.Context, *GetClusterRequest) (*GetClusterResponse, error)
+	// Hands a shard to another node: its owner stops taking writes, makes those under way durable and gives it up. Calls
+	// wait meanwhile. Answers once the node serves the shard. Scope: admin, of a key without prefixes. gRPC only.
+	// Errors: invalid_request for a node that does not live or a shard that there is not, or at a server that is no
+	// node of a cluster; not_ready if the shard has not moved within 10 s.
+	MoveShard(context.Context, *MoveShardRequest) (*MoveShardResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -177,6 +217,12 @@ func (UnimplementedAdminServiceServer) CreateCheckpoint(context.Context, *Create
 }
 func (UnimplementedAdminServiceServer) ReleaseCheckpoint(context.Context, *ReleaseCheckpointRequest) (*ReleaseCheckpointResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReleaseCheckpoint not implemented")
+}
+func (UnimplementedAdminServiceServer) GetCluster(context.Context, *GetClusterRequest) (*GetClusterResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetCluster not implemented")
+}
+func (UnimplementedAdminServiceServer) MoveShard(context.Context, *MoveShardRequest) (*MoveShardResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method MoveShard not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -307,6 +353,42 @@ func _AdminService_ReleaseCheckpoint_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_GetCluster_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetClusterRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).GetCluster(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_GetCluster_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).GetCluster(ctx, req.(*GetClusterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_MoveShard_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MoveShardRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).MoveShard(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_MoveShard_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).MoveShard(ctx, req.(*MoveShardRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -337,6 +419,14 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReleaseCheckpoint",
 			Handler:    _AdminService_ReleaseCheckpoint_Handler,
+		},
+		{
+			MethodName: "GetCluster",
+			Handler:    _AdminService_GetCluster_Handler,
+		},
+		{
+			MethodName: "MoveShard",
+			Handler:    _AdminService_MoveShard_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

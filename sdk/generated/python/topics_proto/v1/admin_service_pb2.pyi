@@ -402,3 +402,222 @@ class ReleaseCheckpointResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseCheckpointResponse: _TypeAlias = ReleaseCheckpointResponse  # noqa: Y015
+
+@_typing.final
+class GetClusterRequest(_message.Message):
+    """Asks for GetCluster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetClusterRequest: _TypeAlias = GetClusterRequest  # noqa: Y015
+
+@_typing.final
+class GetClusterResponse(_message.Message):
+    """Answers GetCluster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.str
+    """Name of the cluster (TOPICS_CLUSTER)."""
+    node: _builtins.str
+    """Name of the node that answers."""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterNode]:
+        """The nodes that live, by name."""
+
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterShard]:
+        """The shards, by number."""
+
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.str = ...,
+        node: _builtins.str = ...,
+        nodes: _abc.Iterable[Global___ClusterNode] | None = ...,
+        shards: _abc.Iterable[Global___ClusterShard] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "node", b"node", "nodes", b"nodes", "shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetClusterResponse: _TypeAlias = GetClusterResponse  # noqa: Y015
+
+@_typing.final
+class ClusterNode(_message.Message):
+    """A node that lives. Addresses are host:port, as other nodes reach it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    HTTP_FIELD_NUMBER: _builtins.int
+    GRPC_FIELD_NUMBER: _builtins.int
+    KAFKA_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the node (TOPICS_CLUSTER_NODE)."""
+    http: _builtins.str
+    """Address of HTTP."""
+    grpc: _builtins.str
+    """Address of gRPC."""
+    kafka: _builtins.str
+    """Address of Kafka; empty if it has no such port."""
+    zone: _builtins.str
+    """Its zone (TOPICS_CLUSTER_ZONE); empty if it was given none."""
+    version: _builtins.str
+    """Version of the server."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        http: _builtins.str = ...,
+        grpc: _builtins.str = ...,
+        kafka: _builtins.str = ...,
+        zone: _builtins.str = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc", b"grpc", "http", b"http", "kafka", b"kafka", "name", b"name", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterNode: _TypeAlias = ClusterNode  # noqa: Y015
+
+@_typing.final
+class ClusterShard(_message.Message):
+    """A shard of the cluster. There is one today, with number 0."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    FOLLOWERS_FIELD_NUMBER: _builtins.int
+    shard: _builtins.int
+    """Number of the shard."""
+    owner: _builtins.str
+    """Name of the node that owns it; empty while there is none."""
+    epoch: _builtins.int
+    """Epoch of the owner, which grows with every change of it; 0 while the owner takes over."""
+    number: _builtins.int
+    """Number of the newest object of the shard's log that the answering node knows to be durable."""
+    wanted: _builtins.str
+    """Name of the node to which the shard is to be moved; empty if there is none."""
+    @_builtins.property
+    def followers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterFollower]:
+        """Followers of the shard, by name; empty unless the owner has answered."""
+
+    def __init__(
+        self,
+        *,
+        shard: _builtins.int = ...,
+        owner: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        number: _builtins.int = ...,
+        wanted: _builtins.str = ...,
+        followers: _abc.Iterable[Global___ClusterFollower] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "followers", b"followers", "number", b"number", "owner", b"owner", "shard", b"shard", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterShard: _TypeAlias = ClusterShard  # noqa: Y015
+
+@_typing.final
+class ClusterFollower(_message.Message):
+    """A node that follows a shard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    CAUGHT_UP_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """Name of the node."""
+    number: _builtins.int
+    """Number of the newest object that it has applied, as the owner heard last."""
+    caught_up: _builtins.bool
+    """True if it could take over at once."""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        number: _builtins.int = ...,
+        caught_up: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "node", b"node", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterFollower: _TypeAlias = ClusterFollower  # noqa: Y015
+
+@_typing.final
+class MoveShardRequest(_message.Message):
+    """Asks for MoveShard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    shard: _builtins.int
+    """Number of the shard. Default: 0."""
+    node: _builtins.str
+    """Name of the node that is to own it."""
+    def __init__(
+        self,
+        *,
+        shard: _builtins.int = ...,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveShardRequest: _TypeAlias = MoveShardRequest  # noqa: Y015
+
+@_typing.final
+class MoveShardResponse(_message.Message):
+    """Answers MoveShard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """Epoch in which the node owns the shard."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveShardResponse: _TypeAlias = MoveShardResponse  # noqa: Y015

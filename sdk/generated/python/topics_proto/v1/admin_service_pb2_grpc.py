@@ -65,6 +65,16 @@ class AdminServiceStub:
                 request_serializer=topics_dot_v1_dot_admin__service__pb2.ReleaseCheckpointRequest.SerializeToString,
                 response_deserializer=topics_dot_v1_dot_admin__service__pb2.ReleaseCheckpointResponse.FromString,
                 _registered_method=True)
+        self.GetCluster = channel.unary_unary(
+                '/topics.v1.AdminService/GetCluster',
+                request_serializer=topics_dot_v1_dot_admin__service__pb2.GetClusterRequest.SerializeToString,
+                response_deserializer=topics_dot_v1_dot_admin__service__pb2.GetClusterResponse.FromString,
+                _registered_method=True)
+        self.MoveShard = channel.unary_unary(
+                '/topics.v1.AdminService/MoveShard',
+                request_serializer=topics_dot_v1_dot_admin__service__pb2.MoveShardRequest.SerializeToString,
+                response_deserializer=topics_dot_v1_dot_admin__service__pb2.MoveShardResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -120,6 +130,25 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCluster(self, request, context):
+        """Describes the cluster that the server belongs to: its nodes, and who owns its shards. Any node answers, also while
+        there is no owner. Scope: read, when keys are configured. gRPC only.
+        Errors: invalid_request at a server that is no node of a cluster.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MoveShard(self, request, context):
+        """Hands a shard to another node: its owner stops taking writes, makes those under way durable and gives it up. Calls
+        wait meanwhile. Answers once the node serves the shard. Scope: admin, of a key without prefixes. gRPC only.
+        Errors: invalid_request for a node that does not live or a shard that there is not, or at a server that is no
+        node of a cluster; not_ready if the shard has not moved within 10 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -152,6 +181,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ReleaseCheckpoint,
                     request_deserializer=topics_dot_v1_dot_admin__service__pb2.ReleaseCheckpointRequest.FromString,
                     response_serializer=topics_dot_v1_dot_admin__service__pb2.ReleaseCheckpointResponse.SerializeToString,
+            ),
+            'GetCluster': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCluster,
+                    request_deserializer=topics_dot_v1_dot_admin__service__pb2.GetClusterRequest.FromString,
+                    response_serializer=topics_dot_v1_dot_admin__service__pb2.GetClusterResponse.SerializeToString,
+            ),
+            'MoveShard': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveShard,
+                    request_deserializer=topics_dot_v1_dot_admin__service__pb2.MoveShardRequest.FromString,
+                    response_serializer=topics_dot_v1_dot_admin__service__pb2.MoveShardResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -317,6 +356,60 @@ class AdminService:
             '/topics.v1.AdminService/ReleaseCheckpoint',
             topics_dot_v1_dot_admin__service__pb2.ReleaseCheckpointRequest.SerializeToString,
             topics_dot_v1_dot_admin__service__pb2.ReleaseCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/topics.v1.AdminService/GetCluster',
+            topics_dot_v1_dot_admin__service__pb2.GetClusterRequest.SerializeToString,
+            topics_dot_v1_dot_admin__service__pb2.GetClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveShard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/topics.v1.AdminService/MoveShard',
+            topics_dot_v1_dot_admin__service__pb2.MoveShardRequest.SerializeToString,
+            topics_dot_v1_dot_admin__service__pb2.MoveShardResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,6 +58,17 @@ class AdminServiceStub:
     """
     ReleaseCheckpoint: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ReleaseCheckpointRequest, _admin_service_pb2.ReleaseCheckpointResponse]
     """Removes a checkpoint. Scope: admin, of a key without prefixes. gRPC only."""
+    GetCluster: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetClusterRequest, _admin_service_pb2.GetClusterResponse]
+    """Describes the cluster that the server belongs to: its nodes, and who owns its shards. Any node answers, also while
+    there is no owner. Scope: read, when keys are configured. gRPC only.
+    Errors: invalid_request at a server that is no node of a cluster.
+    """
+    MoveShard: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.MoveShardRequest, _admin_service_pb2.MoveShardResponse]
+    """Hands a shard to another node: its owner stops taking writes, makes those under way durable and gives it up. Calls
+    wait meanwhile. Answers once the node serves the shard. Scope: admin, of a key without prefixes. gRPC only.
+    Errors: invalid_request for a node that does not live or a shard that there is not, or at a server that is no
+    node of a cluster; not_ready if the shard has not moved within 10 s.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -87,6 +98,17 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     ReleaseCheckpoint: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ReleaseCheckpointRequest, _admin_service_pb2.ReleaseCheckpointResponse]  # type: ignore[assignment]
     """Removes a checkpoint. Scope: admin, of a key without prefixes. gRPC only."""
+    GetCluster: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetClusterRequest, _admin_service_pb2.GetClusterResponse]  # type: ignore[assignment]
+    """Describes the cluster that the server belongs to: its nodes, and who owns its shards. Any node answers, also while
+    there is no owner. Scope: read, when keys are configured. gRPC only.
+    Errors: invalid_request at a server that is no node of a cluster.
+    """
+    MoveShard: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.MoveShardRequest, _admin_service_pb2.MoveShardResponse]  # type: ignore[assignment]
+    """Hands a shard to another node: its owner stops taking writes, makes those under way durable and gives it up. Calls
+    wait meanwhile. Answers once the node serves the shard. Scope: admin, of a key without prefixes. gRPC only.
+    Errors: invalid_request for a node that does not live or a shard that there is not, or at a server that is no
+    node of a cluster; not_ready if the shard has not moved within 10 s.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """The state of the process. Replies carry no Performance: probes stay small."""
@@ -149,5 +171,28 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ReleaseCheckpointResponse, _abc.Awaitable[_admin_service_pb2.ReleaseCheckpointResponse]]:
         """Removes a checkpoint. Scope: admin, of a key without prefixes. gRPC only."""
+
+    @_abc_1.abstractmethod
+    def GetCluster(
+        self,
+        request: _admin_service_pb2.GetClusterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.GetClusterResponse, _abc.Awaitable[_admin_service_pb2.GetClusterResponse]]:
+        """Describes the cluster that the server belongs to: its nodes, and who owns its shards. Any node answers, also while
+        there is no owner. Scope: read, when keys are configured. gRPC only.
+        Errors: invalid_request at a server that is no node of a cluster.
+        """
+
+    @_abc_1.abstractmethod
+    def MoveShard(
+        self,
+        request: _admin_service_pb2.MoveShardRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.MoveShardResponse, _abc.Awaitable[_admin_service_pb2.MoveShardResponse]]:
+        """Hands a shard to another node: its owner stops taking writes, makes those under way durable and gives it up. Calls
+        wait meanwhile. Answers once the node serves the shard. Scope: admin, of a key without prefixes. gRPC only.
+        Errors: invalid_request for a node that does not live or a shard that there is not, or at a server that is no
+        node of a cluster; not_ready if the shard has not moved within 10 s.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

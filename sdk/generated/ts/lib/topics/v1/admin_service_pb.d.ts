@@ -377,6 +377,252 @@ export declare type ReleaseCheckpointResponse = Message<"topics.v1.ReleaseCheckp
 export declare const ReleaseCheckpointResponseSchema: GenMessage<ReleaseCheckpointResponse>;
 
 /**
+ * Asks for GetCluster.
+ *
+ * @generated from message topics.v1.GetClusterRequest
+ */
+export declare type GetClusterRequest = Message<"topics.v1.GetClusterRequest"> & {
+};
+
+/**
+ * Describes the message topics.v1.GetClusterRequest.
+ * Use `create(GetClusterRequestSchema)` to create a new message.
+ */
+export declare const GetClusterRequestSchema: GenMessage<GetClusterRequest>;
+
+/**
+ * Answers GetCluster.
+ *
+ * @generated from message topics.v1.GetClusterResponse
+ */
+export declare type GetClusterResponse = Message<"topics.v1.GetClusterResponse"> & {
+  /**
+   * Name of the cluster (TOPICS_CLUSTER).
+   *
+   * @generated from field: string cluster = 1;
+   */
+  cluster: string;
+
+  /**
+   * Name of the node that answers.
+   *
+   * @generated from field: string node = 2;
+   */
+  node: string;
+
+  /**
+   * The nodes that live, by name.
+   *
+   * @generated from field: repeated topics.v1.ClusterNode nodes = 3;
+   */
+  nodes: ClusterNode[];
+
+  /**
+   * The shards, by number.
+   *
+   * @generated from field: repeated topics.v1.ClusterShard shards = 4;
+   */
+  shards: ClusterShard[];
+};
+
+/**
+ * Describes the message topics.v1.GetClusterResponse.
+ * Use `create(GetClusterResponseSchema)` to create a new message.
+ */
+export declare const GetClusterResponseSchema: GenMessage<GetClusterResponse>;
+
+/**
+ * A node that lives. Addresses are host:port, as other nodes reach it.
+ *
+ * @generated from message topics.v1.ClusterNode
+ */
+export declare type ClusterNode = Message<"topics.v1.ClusterNode"> & {
+  /**
+   * Name of the node (TOPICS_CLUSTER_NODE).
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * Address of HTTP.
+   *
+   * @generated from field: string http = 2;
+   */
+  http: string;
+
+  /**
+   * Address of gRPC.
+   *
+   * @generated from field: string grpc = 3;
+   */
+  grpc: string;
+
+  /**
+   * Address of Kafka; empty if it has no such port.
+   *
+   * @generated from field: string kafka = 4;
+   */
+  kafka: string;
+
+  /**
+   * Its zone (TOPICS_CLUSTER_ZONE); empty if it was given none.
+   *
+   * @generated from field: string zone = 5;
+   */
+  zone: string;
+
+  /**
+   * Version of the server.
+   *
+   * @generated from field: string version = 6;
+   */
+  version: string;
+};
+
+/**
+ * Describes the message topics.v1.ClusterNode.
+ * Use `create(ClusterNodeSchema)` to create a new message.
+ */
+export declare const ClusterNodeSchema: GenMessage<ClusterNode>;
+
+/**
+ * A shard of the cluster. There is one today, with number 0.
+ *
+ * @generated from message topics.v1.ClusterShard
+ */
+export declare type ClusterShard = Message<"topics.v1.ClusterShard"> & {
+  /**
+   * Number of the shard.
+   *
+   * @generated from field: uint32 shard = 1;
+   */
+  shard: number;
+
+  /**
+   * Name of the node that owns it; empty while there is none.
+   *
+   * @generated from field: string owner = 2;
+   */
+  owner: string;
+
+  /**
+   * Epoch of the owner, which grows with every change of it; 0 while the owner takes over.
+   *
+   * @generated from field: uint64 epoch = 3;
+   */
+  epoch: bigint;
+
+  /**
+   * Number of the newest object of the shard's log that the answering node knows to be durable.
+   *
+   * @generated from field: uint64 number = 4;
+   */
+  number: bigint;
+
+  /**
+   * Name of the node to which the shard is to be moved; empty if there is none.
+   *
+   * @generated from field: string wanted = 5;
+   */
+  wanted: string;
+
+  /**
+   * Followers of the shard, by name; empty unless the owner has answered.
+   *
+   * @generated from field: repeated topics.v1.ClusterFollower followers = 6;
+   */
+  followers: ClusterFollower[];
+};
+
+/**
+ * Describes the message topics.v1.ClusterShard.
+ * Use `create(ClusterShardSchema)` to create a new message.
+ */
+export declare const ClusterShardSchema: GenMessage<ClusterShard>;
+
+/**
+ * A node that follows a shard.
+ *
+ * @generated from message topics.v1.ClusterFollower
+ */
+export declare type ClusterFollower = Message<"topics.v1.ClusterFollower"> & {
+  /**
+   * Name of the node.
+   *
+   * @generated from field: string node = 1;
+   */
+  node: string;
+
+  /**
+   * Number of the newest object that it has applied, as the owner heard last.
+   *
+   * @generated from field: uint64 number = 2;
+   */
+  number: bigint;
+
+  /**
+   * True if it could take over at once.
+   *
+   * @generated from field: bool caught_up = 3;
+   */
+  caughtUp: boolean;
+};
+
+/**
+ * Describes the message topics.v1.ClusterFollower.
+ * Use `create(ClusterFollowerSchema)` to create a new message.
+ */
+export declare const ClusterFollowerSchema: GenMessage<ClusterFollower>;
+
+/**
+ * Asks for MoveShard.
+ *
+ * @generated from message topics.v1.MoveShardRequest
+ */
+export declare type MoveShardRequest = Message<"topics.v1.MoveShardRequest"> & {
+  /**
+   * Number of the shard. Default: 0.
+   *
+   * @generated from field: uint32 shard = 1;
+   */
+  shard: number;
+
+  /**
+   * Name of the node that is to own it.
+   *
+   * @generated from field: string node = 2;
+   */
+  node: string;
+};
+
+/**
+ * Describes the message topics.v1.MoveShardRequest.
+ * Use `create(MoveShardRequestSchema)` to create a new message.
+ */
+export declare const MoveShardRequestSchema: GenMessage<MoveShardRequest>;
+
+/**
+ * Answers MoveShard.
+ *
+ * @generated from message topics.v1.MoveShardResponse
+ */
+export declare type MoveShardResponse = Message<"topics.v1.MoveShardResponse"> & {
+  /**
+   * Epoch in which the node owns the shard.
+   *
+   * @generated from field: uint64 epoch = 1;
+   */
+  epoch: bigint;
+};
+
+/**
+ * Describes the message topics.v1.MoveShardResponse.
+ * Use `create(MoveShardResponseSchema)` to create a new message.
+ */
+export declare const MoveShardResponseSchema: GenMessage<MoveShardResponse>;
+
+/**
  * Format of metrics.
  *
  * @generated from enum topics.v1.MetricsFormat
@@ -481,6 +727,31 @@ export declare const AdminService: GenService<{
     methodKind: "unary";
     input: typeof ReleaseCheckpointRequestSchema;
     output: typeof ReleaseCheckpointResponseSchema;
+  },
+  /**
+   * Describes the cluster that the server belongs to: its nodes, and who owns its shards. Any node answers, also while
+   * there is no owner. Scope: read, when keys are configured. gRPC only.
+   * Errors: invalid_request at a server that is no node of a cluster.
+   *
+   * @generated from rpc topics.v1.AdminService.GetCluster
+   */
+  getCluster: {
+    methodKind: "unary";
+    input: typeof GetClusterRequestSchema;
+    output: typeof GetClusterResponseSchema;
+  },
+  /**
+   * Hands a shard to another node: its owner stops taking writes, makes those under way durable and gives it up. Calls
+   * wait meanwhile. Answers once the node serves the shard. Scope: admin, of a key without prefixes. gRPC only.
+   * Errors: invalid_request for a node that does not live or a shard that there is not, or at a server that is no
+   * node of a cluster; not_ready if the shard has not moved within 10 s.
+   *
+   * @generated from rpc topics.v1.AdminService.MoveShard
+   */
+  moveShard: {
+    methodKind: "unary";
+    input: typeof MoveShardRequestSchema;
+    output: typeof MoveShardResponseSchema;
   },
 }>;
 

@@ -1,0 +1,61 @@
+"""What an administrator sees and may do of the cluster that a server belongs to: the interface."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class NodeState(Struct, frozen=True, kw_only=True):
+    """A node that lives; addresses are host:port, empty where it has no such port."""
+
+    name: str
+    http: str
+    grpc: str
+    kafka: str
+    zone: str
+    version: str
+
+
+class FollowerState(Struct, frozen=True, kw_only=True):
+    """A node that follows a shard, and the newest object that it has applied."""
+
+    node: str
+    number: int
+    caught_up: bool
+
+
+class ShardState(Struct, frozen=True, kw_only=True):
+    """A shard: its owner ("": none) with its epoch (0 while it takes over), the newest durable object, and the node
+    that is wanted as owner ("": none). Only the owner knows its followers."""
+
+    shard: int
+    owner: str
+    epoch: int
+    number: int
+    wanted: str
+    followers: Sequence[FollowerState]
+
+
+class ClusterState(Struct, frozen=True, kw_only=True):
+    """The cluster, as `node` sees it."""
+
+    cluster: str
+    node: str
+    nodes: Sequence[NodeState]
+    shards: Sequence[ShardState]
+
+
+class ClusterApi(Protocol):
+    """The cluster of a node."""
+
+    async def state(self) -> ClusterState:
+        """The nodes and shards."""
+        ...
+
+    async def move(self, shard: int, node: str) -> int:
+        """Hand a shard to a node; return the epoch in which that owns it.
+
+        Raises TopicsError `invalid_request` for a shard or node that is not there, `not_ready` if it takes too long.
+        """
+        ...
