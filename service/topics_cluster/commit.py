@@ -27,6 +27,8 @@ class LogCommit(Commit):
         self._store = store
         self._uploader = store.uploader
         self.statistics.latency = self._uploader.statistics.latency
+        self.on_published: Callable[[], None] = lambda: None
+        """Called on the loop after each acknowledgement."""
         self._thread = threading.get_ident()
         self._is_waking = False
         self._is_posted = False
@@ -88,6 +90,7 @@ class LogCommit(Commit):
         if upto > self._published and self._failure is None:
             self.statistics.group.observe(upto - self._published)
             self.publish(upto)
+        self.on_published()
 
     def _fail_once(self, error: BaseException) -> None:
         if self._failure is None:

@@ -124,6 +124,7 @@ def create_calls(
     authorizer: Authorizer | None = None,
     bulk_readers: BulkReaders = no_bulk_readers,
     checkpoints: Checkpoints | None = None,
+    cluster: ClusterApi | None = None,
     observer: CallObserver | None = None,
 ) -> Calls:
     """The services on `api`, behind the interceptors that count, observe and authorize each call.
@@ -137,7 +138,8 @@ def create_calls(
     queue_service_pb2_grpc.add_QueueServiceServicer_to_server(QueueServicer(api), services)
     router_service_pb2_grpc.add_RouterServiceServicer_to_server(RouterServicer(api), services)
     group_service_pb2_grpc.add_GroupServiceServicer_to_server(GroupServicer(api), services)
-    admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(api, bulk_readers, checkpoints), services)
+    admin = AdminServicer(api, bulk_readers, checkpoints, cluster)
+    admin_service_pb2_grpc.add_AdminServiceServicer_to_server(admin, services)
     if api.sql is not None:
         sql_service_pb2_grpc.add_SqlServiceServicer_to_server(SqlServicer(api.sql), services)
     WatchServicer(api).register(services)

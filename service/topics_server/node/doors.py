@@ -1,0 +1,174 @@
+"""The doors of a node, which live as long as it does: each call is served here or passed on to the owner."""
+
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import grpc
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from topics_cluster.forward_grpc import GrpcForwarder
+from topics_cluster.forward_http import ForwardingApp
+from topics_cluster.forward_kafka import Splice
+from topics_kafka.handlers import Answer, Context, Handler, ServerContext
+from topics_kafka.listener import KafkaServer
+from topics_kafka.protocol import Message
+from topics_server.interceptors import Make
+from topics_server.listeners import kafka_server
+from topics_server.node.gate import LostShardError
+from topics_server.node.place import Place
+from topics_server.node.term import Term
+from topics_server.resources import Resources
+from topics_service.api.grpc.calls import Calls
+from topics_service.api.grpc.handlers import OUR_METHODS
+from topics_service.api.grpc.handlers import Handler as GrpcHandler
+from topics_service.engine.errors import TopicsError
+from topics_service.statistics import NodeStatistics
+
+log: Final = logging.getLogger("topics.cluster")
+
+_PROBES: Final = frozenset((b"/v0/health", b"/healthz", b"/v0/ready", b"/readyz", b"/v0/metrics"))
+_OWN_CALLS: Final = frozenset(("/topics.v1.AdminService/GetCluster", "/topics.v1.AdminService/MoveShard"))
+_PROBE_CALLS: Final = frozenset(f"/topics.v1.AdminService/{name}" for name in ("GetHealth", "GetReady", "GetMetrics"))
+_KAFKA_DRAIN_SECONDS: Final = 0.2
+
+
+class HttpDoor:
+    """The ASGI application of a node."""
+
+    def __init__(self, place: Place, forwarder: ForwardingApp, probes: ASGIApp, statistics: NodeStatistics) -> None:
+        """`probes` answers the probes while the shard is not served here."""
+        self._place = place
+        self._forwarder = forwarder
+        self._probes = probes
+        self._statistics = statistics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        term = self._place.term
+        if term is not None and (term.gate.is_open or await _is_owner(term)):
+            await term.serve(scope, receive, send)
+        elif scope["type"] == "http" and scope["raw_path"] in _PROBES:
+            await self._probes(scope, receive, send)
+        else:
+            self._statistics.forwarded["http"] += 1
+            await self._forwarder(scope, receive, send)
+
+
+class GrpcDoor(grpc.aio.ServerInterceptor):
+    """The only interceptor of a node, but for that of forwarded calls: those of the services lie behind it."""
+
+    def __init__(self, place: Place, forwarder: GrpcForwarder, own: Calls, statistics: NodeStatistics) -> None:
+        """`own` are calls of the node, whoever owns the shard."""
+        self._place = place
+        self._forwarder = forwarder
+        self._own = own
+        self._statistics = statistics
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[GrpcHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> GrpcHandler:
+        """Find the handler of one call."""
+        method = handler_call_details.method
+        if not method.startswith(OUR_METHODS):
+            return await continuation(handler_call_details)
+        term = self._place.term
+        if method in _OWN_CALLS or (term is None and method in _PROBE_CALLS):
+            return await self._own.find(handler_call_details)
+        if term is not None and (term.gate.is_open or await _is_owner(term)):
+            term.enter()
+            return await term.calls.find(handler_call_details)
+        self._statistics.forwarded["grpc"] += 1
+        return self._forwarder.handler(method)
+
+
+class KafkaDoor:
+    """The Kafka port of a node. Its socket goes on to listen while what accepts from it changes: clients wait then."""
+
+    def __init__(self, resources: Resources, splice: Callable[[socket.socket], Splice]) -> None:
+        """`splice` makes what passes connections on."""
+        self._resources = resources
+        self._splice = splice
+        self._server: KafkaServer | None = None
+        self._passing: Splice | None = None
+
+    @property
+    def port(self) -> int:
+        """The port; 0 if there is none."""
+        sock = self._resources.kafka_socket
+        return 0 if sock is None else int(sock.getsockname()[1])
+
+    async def serve(self, term: Term) -> None:
+        """Serve Kafka here from now on; connections that were passed on end. Raises TopicsError, OSError."""
+        sock = self._resources.kafka_socket
+        if sock is None:
+            return
+        await self._pause()
+        self._server = kafka_server(self._resources, term.core, sock.dup(), _gated(term))
+        await self._server.start()
+
+    async def pass_on(self) -> None:
+        """Pass connections on from now on; those that were served here end."""
+        sock = self._resources.kafka_socket
+        if sock is None or self._passing is not None:
+            return
+        await self._pause()
+        self._passing = self._splice(sock.dup())
+        await self._passing.start()
+
+    async def close(self, seconds: float) -> None:
+        """Accept no more connections, and close those that are left after so many seconds."""
+        await self._pause(seconds)
+        if self._resources.kafka_socket is not None:
+            self._resources.kafka_socket.close()
+
+    async def _pause(self, seconds: float = _KAFKA_DRAIN_SECONDS) -> None:
+        server, self._server = self._server, None
+        passing, self._passing = self._passing, None
+        if server is not None:
+            await server.stop(seconds)
+        if passing is not None:
+            await passing.stop()
+
+
+def _gated(term: Term) -> Callable[[Make], Make]:
+    """Let requests of Kafka wait until it is sure that the shard is owned; if it is not, their connections end."""
+
+    def wrap(make: Make) -> Make:
+        def gated(handler: Handler) -> Handler:
+            def handle(context: Context, version: int, request: Message) -> Answer:
+                if term.gate.is_open:
+                    return handler(context, version, request)
+                return _after_look(handler, context, version, request)
+
+            return handle
+
+        async def _after_look(handler: Handler, context: Context, version: int, request: Message) -> Message | None:
+            if not await _is_owner(term):
+                context.closing = True
+                return None
+            answer = handler(context, version, request)
+            return answer if answer is None or isinstance(answer, dict) else await answer
+
+        def made(server: ServerContext) -> Mapping[int, Handler]:
+            return {api: gated(handler) for api, handler in make(server).items()}
+
+        return made
+
+    return wrap
+
+
+async def _is_owner(term: Term) -> bool:
+    """Look into the log. Return False, with the shard noted as lost, if another node owns it; also if that can't be
+    told: the request then goes the way of one that finds no owner."""
+    try:
+        await term.gate.look()
+    except LostShardError as error:
+        term.lose(error)
+    except TopicsError as error:
+        log.warning("%s", error.message)
+    else:
+        return True
+    return False

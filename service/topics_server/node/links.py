@@ -1,0 +1,52 @@
+"""Connections between nodes: their shared secret, and TLS."""
+
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from topics_cluster.trust import MIN_SECRET_BYTES
+from topics_server.secret_files import SecretsError, lines_of, read_file
+from topics_server.settings import Settings
+
+_SETTING: Final = "TOPICS_CLUSTER_SECRET_FILE"
+
+
+def read_secrets(path: str) -> Sequence[bytes]:
+    """The secrets in a file, one a line, the first of which signs. Raises SecretsError."""
+    values = [text.encode("utf-8", "surrogateescape") for _, text in lines_of(read_file(_SETTING, path))]
+    if not values or any(len(value) < MIN_SECRET_BYTES for value in values):
+        raise SecretsError(f"{_SETTING} {path}: there must be a secret of at least {MIN_SECRET_BYTES} bytes")
+    return values
+
+
+class PeerTls:
+    """TLS towards the ports of other nodes, as new as the files are.
+
+    A node is trusted whose certificate is of an authority in TOPICS_TLS_CLIENT_CA_FILE, or, without that file, is the
+    one that this node has itself, or of the same authority.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._cert = settings.tls_cert_file
+        self._key = settings.tls_key_file or settings.tls_cert_file
+        self._roots = settings.tls_client_ca_file or settings.tls_cert_file
+
+    def context(self) -> ssl.SSLContext | None:
+        """For a connection of HTTP; None if the ports have no TLS. Raises OSError."""
+        if not self._cert:
+            return None
+        context = ssl.create_default_context(cafile=self._roots)
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.load_cert_chain(self._cert, self._key)
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """For a channel of gRPC; None if the ports have no TLS. Raises OSError."""
+        if not self._cert:
+            return None
+        roots, key, chain = (Path(path).read_bytes() for path in (self._roots, self._key, self._cert))
+        return grpc.ssl_channel_credentials(roots, key, chain)

@@ -1,0 +1,216 @@
+"""What nodes tell each other: the owner tells its followers what is durable, and they tell it how far they are.
+
+One call of gRPC, `Follow`, a stream both ways, on the port of gRPC and under a signature. Messages are MessagePack
+maps: a field that one side does not know is ignored.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import grpc
+import msgspec
+from msgspec import Struct
+
+from topics_cluster.forwarded import ForwardedContext
+from topics_cluster.owner_search import NOT_OWNER, not_owner
+from topics_cluster.trust import HEADER, Origin, Signer
+from topics_net import background
+from topics_service.api.grpc.handlers import Context, Handler
+from topics_service.api.grpc.status import failure
+from topics_service.engine.errors import Reason, TopicsError
+
+log: Final = logging.getLogger("topics.cluster")
+
+METHOD: Final = "/topics.cluster.v1.PeerService/Follow"
+
+_PULSE_SECONDS: Final = 1.0
+_SILENCE_SECONDS: Final = 4.0
+_MAX_FOLLOWERS: Final = 64
+_OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """A follower: its name, the newest object that it has applied, whether it could take over at once, whether it
+    reaches the object store, and the nonce of its next takeover."""
+
+    shard: int
+    node: str
+    number: int
+    caught_up: bool
+    reaches_store: bool
+    nonce: bytes
+
+
+class Notice(Struct, frozen=True, kw_only=True):
+    """All objects up to `number` are durable, in this epoch."""
+
+    epoch: int
+    number: int
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_standing: Final = msgspec.msgpack.Decoder(Standing).decode
+_notice: Final = msgspec.msgpack.Decoder(Notice).decode
+
+
+class Followers:
+    """The followers of this node while it owns the shard. Belongs to the event loop."""
+
+    def __init__(self, shard: int) -> None:
+        self.standings: dict[str, Standing] = {}
+        """By name, of those that are connected."""
+        self.on_change: Callable[[], None] = lambda: None
+        self._shard = shard
+        self._notice: Notice | None = None
+        self._news = asyncio.Event()
+
+    def tell(self, notice: Notice | None) -> None:
+        """Tell all followers what is durable; None: this node is not the owner, and their calls end."""
+        if notice != self._notice:
+            self._notice = notice
+            self._news.set()
+            self._news = asyncio.Event()
+
+    async def follow(self, requests: AsyncIterator[Standing]) -> AsyncIterator[Notice]:
+        """Serve one follower: note where it stands, and yield what is durable after each change and once a second.
+
+        Raises TopicsError `not_ready` if this node is not the owner, or is no longer.
+        """
+        standing = await anext(requests, None)
+        if standing is None or standing.shard != self._shard or len(self.standings) >= _MAX_FOLLOWERS:
+            raise TopicsError(Reason.INVALID_REQUEST, "there is no such shard, or there are too many followers")
+        reader = background.start(self._read(standing, requests))
+        try:
+            while not reader.done():
+                news, notice = self._news, self._notice
+                if notice is None:
+                    raise not_owner()
+                yield notice
+                waiting = asyncio.ensure_future(news.wait())
+                try:
+                    await asyncio.wait((waiting, reader), timeout=_PULSE_SECONDS, return_when="FIRST_COMPLETED")
+                finally:
+                    waiting.cancel()
+        finally:
+            reader.cancel()
+            await asyncio.wait((reader,))
+
+    async def _read(self, standing: Standing, requests: AsyncIterator[Standing]) -> None:
+        name = standing.node
+        latest = standing
+        try:
+            while True:
+                self.standings[name] = latest
+                self.on_change()
+                async with asyncio.timeout(_SILENCE_SECONDS):
+                    given = await anext(requests, None)
+                if given is None or given.node != name:
+                    return
+                latest = given
+        except (TimeoutError, grpc.aio.AioRpcError, msgspec.MsgspecError):
+            return
+        finally:
+            if self.standings.get(name) is latest:
+                del self.standings[name]
+                self.on_change()
+
+
+class PeerHandlers(grpc.GenericRpcHandler):
+    """The calls of other nodes."""
+
+    def __init__(self, followers: Followers) -> None:
+        self._followers = followers
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
+        """See grpc.GenericRpcHandler."""
+        if handler_call_details.method != METHOD:
+            return None
+        return grpc.stream_stream_rpc_method_handler(self._follow, _standing, _encode)
+
+    async def _follow(self, requests: AsyncIterator[Standing], context: Any) -> AsyncIterator[Notice]:
+        try:
+            if not isinstance(context, ForwardedContext):  # the interceptor has verified the signature of one
+                raise TopicsError(Reason.UNAUTHORIZED, "the call is for nodes of the cluster")
+            async with contextlib.aclosing(self._followers.follow(requests)) as notices:  # type: ignore[type-var]
+                async for notice in notices:
+                    yield notice
+        except TopicsError as error:
+            await _abort(context, error)
+
+
+async def _abort(context: Context, error: TopicsError) -> None:
+    code, details, trailing = failure(error)
+    await context.abort(code, details, (*trailing, (NOT_OWNER, b"1")))
+
+
+class Peers:
+    """Calls of other nodes, as a follower."""
+
+    def __init__(self, signer: Signer, node: str, credentials: Callable[[], grpc.ChannelCredentials | None]) -> None:
+        """`credentials` returns those of each new channel; None is no TLS."""
+        self._signer = signer
+        self._node = node
+        self._credentials = credentials
+
+    async def follow(
+        self,
+        address: str,
+        standing: Callable[[], Standing],
+        changed: asyncio.Event,
+        on_notice: Callable[[Notice], None],
+    ) -> None:
+        """Follow the owner at the gRPC address until the call ends, or nothing is heard for some seconds.
+
+        `standing` is sent at the beginning, once a second, and when `changed` is set.
+        """
+        credentials = self._credentials()
+        channel = (
+            grpc.aio.insecure_channel(address, options=_OPTIONS)
+            if credentials is None
+            else grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+        )
+
+        async def standings() -> AsyncIterator[bytes]:
+            while True:
+                changed.clear()
+                yield _encode(standing())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_PULSE_SECONDS):
+                        await changed.wait()
+
+        async with channel:
+            signature = self._signer.sign(Origin(self._node, ""), address, METHOD)
+            method: Any = channel.stream_stream(METHOD)
+            call = method(standings(), metadata=((HEADER, signature),))
+            try:
+                while True:
+                    async with asyncio.timeout(_SILENCE_SECONDS):
+                        message = await call.read()
+                    if message is grpc.aio.EOF:
+                        return
+                    on_notice(_notice(message))
+            except (TimeoutError, grpc.aio.AioRpcError, msgspec.MsgspecError) as error:
+                log.debug("following %s has ended: %s", address, error)
+            finally:
+                call.cancel()
+
+
+async def is_refused(address: str) -> bool:
+    """Return whether nobody listens at host:port, asked twice: the process is dead, and its machine is not."""
+    for attempt in range(2):
+        if attempt:
+            await asyncio.sleep(0.02)
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(0.5):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except ConnectionRefusedError:
+            continue
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return False
+    return True

@@ -1,0 +1,536 @@
+"""A node's replica of the shard: it follows the log, takes the shard over, serves it, and hands it over."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from topics_cluster.bucket import Bucket, BucketError
+from topics_cluster.coordinator import Coordinator, CoordinatorError, Node, Owner, Session, View, boottime
+from topics_cluster.follower import BehindCheckpointError, Follower
+from topics_cluster.log import OutOfOrderError, Position
+from topics_cluster.objects import DamagedObjectError, LaterFormatError
+from topics_cluster.store import ShardStore
+from topics_cluster.takeover import (
+    BrokenLogError,
+    Ownership,
+    StoreAheadError,
+    TakeoverError,
+    hand_over,
+    new_nonce,
+    take_over,
+)
+from topics_net import background
+from topics_server.node.gate import LostShardError
+from topics_server.node.peers import Followers, Notice, Peers, Standing, is_refused
+from topics_server.node.place import Place
+from topics_server.node.term import Term
+from topics_service.engine.errors import TopicsError
+from topics_service.statistics import NodeStatistics
+from topics_service.storage.store import StoreError
+
+log: Final = logging.getLogger("topics.cluster")
+
+_TICK_SECONDS: Final = 0.25
+_PATIENCE_SECONDS: Final = 1.0  # for a node that is preferred to this one
+_RETRY_SECONDS: Final = 1.0
+_STUCK_SECONDS: Final = 3.0  # of the oldest PUT, before a follower that reaches the store gets the shard
+_SUCCESSOR_SECONDS: Final = 5.0
+
+_UNUSABLE: Final = (BehindCheckpointError, StoreAheadError, StoreError, OutOfOrderError)
+_DAMAGED: Final = (DamagedObjectError, LaterFormatError, BrokenLogError)
+
+
+class Directory(Protocol):
+    """The directory of the replica on this node's disk."""
+
+    async def open(self) -> ShardStore:
+        """Open it, if its rows are a part of the log; else begin with the newest checkpoint. Raises BucketError,
+        StoreError."""
+        ...
+
+    async def newest(self) -> Position | None:
+        """The position of the newest checkpoint, see `follower.Newest`."""
+        ...
+
+    async def close(self, store: ShardStore) -> None:
+        """Close the store and keep the directory."""
+        ...
+
+    async def discard(self, store: ShardStore) -> None:
+        """Close the store and remove the directory."""
+        ...
+
+
+class KafkaPort(Protocol):
+    """What listens for Kafka."""
+
+    async def serve(self, term: Term) -> None:
+        """Serve it here."""
+        ...
+
+    async def pass_on(self) -> None:
+        """Pass connections on."""
+        ...
+
+
+class Views:
+    """What the coordinator knows, as far as this node has heard."""
+
+    def __init__(self) -> None:
+        self.view = View(revision=0, nodes={}, owners={}, wanted={})
+        self._changed = asyncio.Event()
+
+    async def follow(self, coordinator: Coordinator, heard: Callable[[], None]) -> None:
+        """Follow the coordinator until cancelled; call `heard` after each change."""
+        while True:
+            try:
+                async for view in coordinator.watch():
+                    self.view = view
+                    self._changed.set()
+                    self._changed = asyncio.Event()
+                    heard()
+            except CoordinatorError as error:
+                log.warning("can't follow etcd, trying again: %s", error)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def until(self, condition: Callable[[View], object]) -> None:
+        """Return once the condition holds."""
+        while not condition(self.view):
+            await self._changed.wait()
+
+
+class Replica:
+    """Runs the replica of one shard until `stop`. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        shard: int,
+        me: Node,
+        *,
+        bucket: Bucket,
+        coordinator: Coordinator,
+        session: Session,
+        views: Views,
+        directory: Directory,
+        peers: Peers,
+        followers: Followers,
+        place: Place,
+        kafka: KafkaPort,
+        make_term: Callable[[ShardStore, Ownership], Term],
+        set_serving: Callable[[bool], None],
+        leave: Callable[[Owner], Awaitable[None]],
+        statistics: NodeStatistics,
+    ) -> None:
+        """`leave` ends what is under way at an owner that is lost."""
+        self._shard = shard
+        self._me = me
+        self._bucket = bucket
+        self._coordinator = coordinator
+        self._session = session
+        self._views = views
+        self._directory = directory
+        self._peers = peers
+        self._followers = followers
+        self._place = place
+        self._kafka = kafka
+        self._make_term = make_term
+        self._set_serving = set_serving
+        self._leave = leave
+        self._statistics = statistics
+        self.was_ready = asyncio.Event()
+        """Set once it has been ready for the first time."""
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._nonce = new_nonce()
+        self._caught_up = False
+        self._reaches_store = True
+        self._suspect: Owner | None = None
+        self._alone_since: float | None = None
+        self._standing_changed = asyncio.Event()
+        self._seen: Owner | None = None
+        followers.on_change = self.wake
+
+    @property
+    def is_ready(self) -> bool:
+        """True for an owner that serves, and for a follower that is caught up."""
+        return self._place.term is not None or self._caught_up
+
+    def wake(self) -> None:
+        """Look at everything again: something has changed."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Hand the shard over, if it is owned, and end."""
+        self._stopping = True
+        self.wake()
+
+    async def run(self) -> None:
+        """Follow, take over, serve and hand over, until stopped."""
+        while not self._stopping:
+            try:
+                store = await self._directory.open()
+            except (BucketError, StoreError, *_DAMAGED) as error:
+                log.error("can't open the replica, trying again: %s", error)
+                await self._pause(_RETRY_SECONDS)
+                continue
+            is_kept = False
+            try:
+                is_kept = await self._use(store)
+            except _DAMAGED as error:
+                is_kept = True
+                log.error("can't go on with the log, an operator has to look: %s", error)
+                await self._pause(5 * _RETRY_SECONDS)
+            except _UNUSABLE as error:
+                log.warning("the local directory can't be used any more: %s", error)
+            finally:
+                self._caught_up = False
+                self._place.elsewhere(None)
+                await (self._directory.close if is_kept else self._directory.discard)(store)
+        if (owner := self._owner()) is not None and owner.node != self._me.name:
+            self._place.elsewhere(owner.addresses if owner.epoch else None)
+
+    async def _use(self, store: ShardStore) -> bool:
+        """Use an open store in all roles until it is stopped or of no use. Return whether its rows are in the log."""
+        while True:
+            ownership = await self._follow(store)
+            if ownership is None:
+                return True
+            if not await self._own(store, ownership):
+                return False
+            if self._stopping:
+                await self._wait_for_successor()
+                return True
+
+    # --------------------------------------------------------- following
+
+    async def _follow(self, store: ShardStore) -> Ownership | None:
+        """Follow the log until this node owns the shard. None: it is stopped."""
+        while True:
+            follower = Follower(self._bucket, store, self._shard, self._directory.newest)
+            self._set_role("following")
+            tasks = [background.start(self._run(follower, store)), background.start(self._link(follower, store))]
+            try:
+                seen = await self._until_claimed(tasks[0])
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+            if seen is None:
+                return None
+            ownership = await self._take_over(store, seen)
+            if ownership is not None:
+                return ownership
+
+    async def _until_claimed(self, following: "asyncio.Task[None]") -> Owner | None:
+        """Follow until this node may take over. Return its claim; None: it is stopped."""
+        await self._kafka.pass_on()
+        while not self._stopping:
+            if following.done():
+                following.result()
+            owner = self._owner()
+            self._show(owner)
+            claim = Owner(node=self._me.name, addresses=self._me.addresses, epoch=0)
+            if self._may_claim(owner):
+                try:
+                    if await self._session.claim(self._shard, owner, claim):
+                        return claim
+                except CoordinatorError as error:
+                    log.warning("can't claim shard %d: %s", self._shard, error)
+            await self._pause(_TICK_SECONDS)
+        return None
+
+    def _may_claim(self, owner: Owner | None) -> bool:
+        """Decide whether this node is to own the shard now."""
+        if owner is not None and owner.node != self._me.name and owner != self._suspect:
+            self._alone_since = None
+            return False
+        now = boottime()
+        if self._alone_since is None:
+            self._alone_since = now
+        wanted = self._views.view.wanted.get(self._shard)
+        others = self._views.view.nodes.keys() - {self._me.name, *([owner.node] if owner else [])}
+        is_preferred = wanted == self._me.name or wanted not in others
+        if (self._caught_up or not others) and is_preferred:
+            return True
+        return now - self._alone_since > _PATIENCE_SECONDS
+
+    def _show(self, owner: Owner | None) -> None:
+        """Tell the doors where the owner is."""
+        if owner != self._seen:
+            if self._seen is not None and self._seen.node != self._me.name:
+                self._leaving = background.start(_quietly(self._leave(self._seen)))
+            self._seen = owner
+        is_there = owner is not None and owner.epoch and owner.node != self._me.name and owner != self._suspect
+        self._place.elsewhere(owner.addresses if owner is not None and is_there else None)
+        if owner is not None:
+            self._statistics.epoch = max(self._statistics.epoch, owner.epoch)
+        self._set_serving(self.is_ready)
+
+    async def _run(self, follower: Follower, store: ShardStore) -> None:
+        """Catch up, then go on."""
+        follower.on_applied = lambda found: self._applied(store, found.header.epoch)
+        while not self._caught_up:
+            try:
+                await follower.catch_up()
+                await follower.check()
+                self._caught_up = True
+                self._reaches_store = True
+                self.was_ready.set()
+                self._standing_changed.set()
+                log.info("caught up with the log of shard %d at %d", self._shard, store.position.number - 1)
+                self.wake()
+            except BucketError as error:
+                self._reaches_store = False
+                log.warning("can't catch up with the log of shard %d, trying again: %s", self._shard, error)
+                await asyncio.sleep(_RETRY_SECONDS)
+        try:
+            await follower.run()
+        finally:
+            self.wake()
+
+    def _applied(self, store: ShardStore, epoch: int) -> None:
+        self._statistics.number = store.position.number - 1
+        self._statistics.epoch = max(self._statistics.epoch, epoch)
+
+    async def _link(self, follower: Follower, store: ShardStore) -> None:
+        """Hear from the owner what is durable. When that ends, see whether its process is dead."""
+
+        def standing() -> Standing:
+            return Standing(
+                shard=self._shard,
+                node=self._me.name,
+                number=store.position.number - 1,
+                caught_up=self._caught_up,
+                reaches_store=self._reaches_store,
+                nonce=self._nonce,
+            )
+
+        def notice(heard: Notice) -> None:
+            follower.notice(heard.number)
+            self._statistics.behind = follower.behind
+
+        while True:
+            owner = self._owner()
+            if owner is None or owner.node == self._me.name or owner == self._suspect:
+                await asyncio.sleep(_TICK_SECONDS / 10)
+                continue
+            if owner.epoch:
+                await self._peers.follow(owner.addresses.grpc, standing, self._standing_changed, notice)
+            if await is_refused(owner.addresses.grpc):
+                log.info("the owner %s of shard %d refuses connections: it is dead", owner.node, self._shard)
+                self._suspect = owner
+                self.wake()
+            else:
+                await asyncio.sleep(_TICK_SECONDS / 5)
+
+    # ------------------------------------------------------- taking over
+
+    async def _take_over(self, store: ShardStore, claim: Owner) -> Ownership | None:
+        """Fence the log. None: another node was first, or this one is stopped."""
+        self._set_role("taking_over")
+        log.info("taking over shard %d", self._shard)
+        contending = background.start(
+            take_over(
+                self._bucket,
+                store,
+                self._shard,
+                self._nonce,
+                newest=self._directory.newest,
+                least_epoch=self._statistics.epoch,
+            )
+        )
+        contending.add_done_callback(lambda _: self.wake())
+        try:
+            while not contending.done():
+                owner = self._owner()
+                if self._stopping or (owner is not None and owner.node != self._me.name):
+                    break
+                await self._pause(_TICK_SECONDS)
+            else:
+                ownership = contending.result()
+                self._caught_up = True
+                return ownership
+        except (StoreAheadError, BrokenLogError):
+            await self._give_up(claim)
+            raise
+        except TakeoverError as error:
+            log.info("shard %d was not taken over: %s", self._shard, error)
+        except BaseException:
+            await self._give_up(claim)
+            raise
+        finally:
+            contending.cancel()
+            await asyncio.wait((contending,))
+            self._nonce = new_nonce()
+            self._suspect = None
+        await self._give_up(claim)
+        return None
+
+    async def _give_up(self, owner: Owner) -> None:
+        try:
+            await self._session.give_up(self._shard, owner)
+        except CoordinatorError as error:
+            log.warning("can't give up shard %d, its lease will end: %s", self._shard, error)
+
+    # ------------------------------------------------------------ owning
+
+    async def _own(self, store: ShardStore, ownership: Ownership) -> bool:
+        """Serve the shard until it is lost or handed over. Return whether all that is in the store is in the log."""
+        owner = Owner(node=self._me.name, addresses=self._me.addresses, epoch=ownership.epoch)
+        term = self._make_term(store, ownership)
+        term.on_change = lambda: self._acknowledged(term)
+        is_kept = False
+        try:
+            await term.start(self._set_serving)
+            await self._kafka.serve(term)
+            self._place.here(term, self._me.addresses)
+            self._set_role("owning")
+            self._statistics.takeovers += 1
+            self._statistics.epoch = ownership.epoch
+            log.info("owning shard %d from %d on, in epoch %d", self._shard, ownership.position.number, ownership.epoch)
+            self._acknowledged(term)
+            target = await self._serve(term, owner)
+            if target is not None:
+                is_kept = await self._hand_over(term, store, owner, target)
+        except LostShardError as error:
+            log.warning("lost shard %d: %s", self._shard, error)
+        finally:
+            self._place.elsewhere(None)
+            self._followers.tell(None)
+            self._seen = None
+            self._alone_since = None
+            if not is_kept:
+                self._caught_up = False
+                self._statistics.fenced += 1
+                await self._kafka.pass_on()
+                await term.abort()
+                await self._give_up(owner)
+            self._statistics.unacknowledged_bytes = self._statistics.followers = 0
+        return is_kept
+
+    async def _serve(self, term: Term, owner: Owner) -> str | None:
+        """Serve until there is a node to hand the shard to; "" if there is none, and this one is stopped.
+
+        Raises LostShardError when the shard is lost, or when another node has to be given it.
+        """
+        announced = False
+        while True:
+            self._measure(term)
+            failure = term.failure or term.core.engine.writer.failure
+            if failure is not None:
+                raise LostShardError(str(failure)) from failure
+            found = self._owner()
+            if found is not None and found.node != self._me.name:
+                raise LostShardError(f"the node {found.node} has claimed it")
+            if not announced or boottime() >= self._session.valid_until:
+                announced = await self._announce(term, owner, is_first=not announced)
+            if term.uploader.waiting_seconds() > _STUCK_SECONDS and any(
+                each.reaches_store for each in self._followers.standings.values()
+            ):
+                raise LostShardError("the object store does not answer this node, and answers others")
+            target = await self._target()
+            if target is not None or self._stopping:
+                return target or ""
+            await self._pause(_TICK_SECONDS)
+
+    async def _announce(self, term: Term, owner: Owner, *, is_first: bool) -> bool:
+        """Tell the coordinator who owns the shard. After the end of a lease that is not enough: another node may have
+        owned it in between. Raises LostShardError."""
+        if not is_first:
+            term.gate.doubt()
+        try:
+            seen = self._owner() if is_first else None
+            if not await self._session.claim(self._shard, seen, owner):
+                found = (await self._coordinator.view()).owners.get(self._shard)
+                if found != owner:
+                    raise LostShardError(f"the node {found.node if found else '?'} has claimed it")
+            if not is_first:
+                await term.gate.trust()
+                log.info("renewed the claim of shard %d, whose lease had ended", self._shard)
+        except (CoordinatorError, TopicsError) as error:
+            log.warning("can't renew the claim of shard %d, trying again: %s", self._shard, error)
+            return not is_first
+        return True
+
+    async def _target(self) -> str | None:
+        """The follower that is to get the shard, if there is one that can."""
+        ready = {name: each for name, each in self._followers.standings.items() if each.caught_up}
+        wanted = self._views.view.wanted.get(self._shard)
+        if wanted == self._me.name:
+            with contextlib.suppress(CoordinatorError):
+                await self._coordinator.want(self._shard, None)
+        elif wanted in ready:
+            return wanted
+        if self._stopping and ready:
+            return max(ready.values(), key=lambda each: each.number).node
+        return None
+
+    async def _hand_over(self, term: Term, store: ShardStore, owner: Owner, target: str) -> bool:
+        """Make everything durable and let the target take over; without a target only the former."""
+        self._set_role("handing_over")
+        log.info("handing shard %d over to %s", self._shard, target or "nobody: there is no follower that is caught up")
+        standing = self._followers.standings.get(target)
+        self._place.elsewhere(None)
+        self._set_serving(False)
+        await self._kafka.pass_on()
+        is_kept = await term.finish()
+        if not is_kept:
+            return False
+        if standing is not None:
+            with contextlib.suppress(CoordinatorError, BucketError):
+                await self._coordinator.want(self._shard, target)
+                await hand_over(self._bucket, store, self._shard, standing.nonce)
+        await self._give_up(owner)
+        self._statistics.handovers += 1
+        return True
+
+    async def _wait_for_successor(self) -> None:
+        """Wait a while until another node owns the shard, for the calls that are held."""
+
+        def is_there(view: View) -> bool:
+            owner = view.owners.get(self._shard)
+            alone = not view.nodes.keys() - {self._me.name}
+            return alone or (owner is not None and owner.epoch > 0 and owner.node != self._me.name)
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SUCCESSOR_SECONDS):
+                await self._views.until(is_there)
+
+    def _acknowledged(self, term: Term) -> None:
+        """Tell the followers what is durable now."""
+        position = term.uploader.position
+        self._statistics.number = position.number - 1
+        if term.failure is not None:
+            self.wake()
+        elif self._place.term is term:
+            self._followers.tell(Notice(epoch=position.epoch, number=position.number - 1))
+
+    def _measure(self, term: Term) -> None:
+        statistics = self._statistics
+        statistics.followers = sum(each.caught_up for each in self._followers.standings.values())
+        statistics.probes = term.gate.probes
+        statistics.behind = 0
+
+    # ------------------------------------------------------------ shared
+
+    def _owner(self) -> Owner | None:
+        return self._views.view.owners.get(self._shard)
+
+    def _set_role(self, role: str) -> None:
+        self._statistics.role = role
+        if self.is_ready:
+            self.was_ready.set()
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for a change, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        self._wake.clear()
+
+
+async def _quietly(work: Awaitable[None]) -> None:
+    with contextlib.suppress(Exception):
+        await work

@@ -1,0 +1,413 @@
+"""One node of a cluster: start-up, main loop and shutdown in the order they happen."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+from topics_cluster.bucket import Bucket
+from topics_cluster.coordinator import Addresses, Coordinator, CoordinatorError, Node, Owner, Session, boottime
+from topics_cluster.forward_grpc import GrpcForwarder
+from topics_cluster.forward_http import ForwardingApp
+from topics_cluster.forward_kafka import Splice
+from topics_cluster.forwarded import ForwardedCalls, ForwardedRequests
+from topics_cluster.store import ShardStore
+from topics_cluster.takeover import Ownership
+from topics_cluster.trust import Secret, Signer, Verifier
+from topics_gateway.app import create_probes
+from topics_gateway.transport import HttpServer
+from topics_net import background
+from topics_server.errors import StartError
+from topics_server.listeners import announce, announce_kafka, gateway_settings, grpc_port, http_server, start_grpc
+from topics_server.node.admin import NodeAdmin, NodeProbes
+from topics_server.node.directory import LocalDirectory
+from topics_server.node.doors import GrpcDoor, HttpDoor, KafkaDoor
+from topics_server.node.links import PeerTls, read_secrets
+from topics_server.node.peers import Followers, PeerHandlers, Peers, is_refused
+from topics_server.node.place import Place
+from topics_server.node.replica import Replica, Views
+from topics_server.node.term import Term
+from topics_server.ports import bracketed
+from topics_server.reload import Readers, Reload, SighupHandler
+from topics_server.resources import Resources
+from topics_server.secret_files import SecretsError
+from topics_server.settings import Settings
+from topics_service import __version__
+from topics_service.api.audit import AuditLog
+from topics_service.api.grpc.calls import Calls, Services
+from topics_service.api.grpc.server import GrpcPort, create_admin_calls
+from topics_service.api.observers import Observers
+from topics_service.engine.clock import Clock, SystemClock
+from topics_service.statistics import NodeStatistics
+
+log: Final = logging.getLogger("topics.cluster")
+
+_SHARD: Final = 0
+_RETRY_SECONDS: Final = 1.0
+
+Connect = Callable[[Settings], tuple[Bucket, Coordinator]]
+"""Opens the object store and the coordinator of the settings. Raises ValueError."""
+
+
+class NodeServer:
+    """A node of a cluster, with the doors of a server: HTTP, gRPC and, if its port is set, Kafka.
+
+    Used as a Server is. It is ready once it is caught up, or owns the shard.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        connect: Connect,
+        clock: Clock | None = None,
+        hangups: SighupHandler | None = None,
+    ) -> None:
+        """`clock` replaces the system's clock; `hangups` are the SIGHUPs to follow."""
+        self._settings = settings
+        self._connect = connect
+        self._clock = clock or SystemClock()
+        self._hangups = hangups
+        self._resources: Resources | None = None
+        self._running: _Running | None = None
+        self._stop = asyncio.Event()
+        self._stopped_at = 0.0
+
+    @property
+    def http_port(self) -> int:
+        """The port of HTTP; 0 while it is not listened on, as for the others."""
+        return self._running.http_port if self._running else 0
+
+    @property
+    def grpc_port(self) -> int:
+        """The port of gRPC."""
+        return self._running.grpc_port if self._running else 0
+
+    @property
+    def kafka_port(self) -> int:
+        """The port of Kafka."""
+        return self._running.kafka.port if self._running else 0
+
+    @property
+    def statistics(self) -> NodeStatistics:
+        """The figures of the node, from `startup` on."""
+        assert self._running is not None, "the node has not started"
+        return self._running.statistics
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.open)
+        try:
+            await self.startup()
+            assert self._running is not None
+            await self._running.wait()
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+        await self.main_loop()
+        await self._end()
+
+    async def _end(self) -> None:
+        try:
+            await self.shutdown()
+        finally:
+            await asyncio.to_thread(self.close)
+
+    def open(self) -> None:
+        """Open files and sockets. Blocks; raises StartError."""
+        self._resources = Resources.open(self._settings, opens_store=False)
+
+    async def startup(self) -> None:
+        """Listen, join the cluster, and begin to follow. Raises StartError; `shutdown` undoes a partial start."""
+        assert self._resources is not None, "open() comes first"
+        try:
+            secret = Secret(read_secrets(self._settings.cluster_secret_file))
+            bucket, coordinator = self._connect(self._settings)
+        except (SecretsError, ValueError) as error:
+            raise StartError(str(error)) from None
+        self._running = _Running(self._resources, self._clock, secret, bucket, coordinator)
+        if self._hangups is not None:
+            self._hangups.follow(self._running.reload)
+        await self._running.listen()
+        await self._running.join(self._stop)
+
+    async def main_loop(self) -> None:
+        """Serve until `stop`."""
+        await self._stop.wait()
+        self._stopped_at = time.monotonic()
+        log.info("stopping: draining for up to %d s", self._settings.drain_seconds)
+
+    def stop(self) -> None:
+        """Let `main_loop` return, and a start end early. On the event loop; idempotent."""
+        self._stop.set()
+
+    async def shutdown(self) -> None:
+        """Hand the shard over, drain, and leave the cluster."""
+        if self._running is not None:
+            await self._running.stop()
+        if self._hangups is not None:
+            self._hangups.leave()
+
+    def close(self) -> None:
+        """Close what `open` has opened."""
+        if self._resources is None:
+            return
+        self._resources.close(is_sound=True)
+        self._resources = None
+        if self._stopped_at:
+            log.info("stopped after %.1f s", time.monotonic() - self._stopped_at)
+
+
+class _Running:
+    """All parts of a node that listens."""
+
+    def __init__(
+        self, resources: Resources, clock: Clock, secret: Secret, bucket: Bucket, coordinator: Coordinator
+    ) -> None:
+        self._resources = resources
+        self._settings = settings = resources.settings
+        self._clock = clock
+        self._secret = secret
+        self._bucket = bucket
+        self._coordinator = coordinator
+        self._session: Session | None = None
+        self.http_port = self.grpc_port = 0
+        self.statistics = NodeStatistics()
+        self._place = Place()
+        self._views = Views()
+        self._followers = Followers(_SHARD)
+        self._authorizer = settings.authorizer()
+        self._audit = AuditLog(resources.audit_file.write) if resources.audit_file is not None else None
+        traces = resources.traces
+        observers = Observers(*traces.observers, *(() if self._audit is None else (self._audit.observe,)))
+        self._signer = Signer(secret)
+        self._tls = PeerTls(settings)
+        owner = self._place.owner
+        self._forward_http = ForwardingApp(
+            owner,
+            self._signer,
+            tls=self._tls.context,
+            max_connections=settings.max_connections,
+            idle_seconds=min(20.0, settings.header_timeout_seconds / 2),
+        )
+        self._forward_grpc = GrpcForwarder(owner, self._signer, credentials=self._tls.credentials)
+        self._probes = NodeProbes(self.statistics, observers, lambda: self.is_ready)
+        self._admin = NodeAdmin(
+            settings.cluster,
+            settings.node_name,
+            _SHARD,
+            coordinator=coordinator,
+            views=self._views,
+            followers=self._followers,
+            place=self._place,
+            statistics=self.statistics,
+        )
+        self._own_calls = create_admin_calls(
+            self._probes, authorizer=self._authorizer, cluster=self._admin, observer=traces.grpc
+        )
+        self._grpc: GrpcPort = grpc_port(resources)
+        self._http: HttpServer | None = None
+        self.kafka = KafkaDoor(
+            resources, lambda sock: Splice(sock, owner, max_connections=settings.kafka_max_connections)
+        )
+        self.reload = self._reload()
+        self._replica: Replica | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._life: asyncio.Task[None] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """See Replica."""
+        return self._replica is not None and self._replica.is_ready
+
+    async def wait(self) -> None:
+        """Return once the node is ready, or has failed to start."""
+        if self._replica is not None and self._life is not None:
+            ready = background.start(_set(self._replica.was_ready))
+            await asyncio.wait((ready, self._life), return_when=asyncio.FIRST_COMPLETED)
+            ready.cancel()
+
+    # ------------------------------------------------------------- start
+
+    async def listen(self) -> None:
+        """Open the doors: calls are held until there is an owner. Raises StartError."""
+        settings, host = self._settings, bracketed(self._settings.node_host)
+        door = GrpcDoor(self._place, self._forward_grpc, self._own_calls, self.statistics)
+        # The port is known only once it is bound, and others sign for it.
+        grpc_verifier, http_verifier = Verifier(self._secret, ""), Verifier(self._secret, "")
+        services = Services()
+        services.add_generic_rpc_handlers([PeerHandlers(self._followers), *self._own_calls.handlers])
+        calls = Calls(services, (ForwardedCalls(grpc_verifier, self._audit), door))
+        self.grpc_port = await start_grpc(self._grpc, settings, calls)
+        grpc_verifier.audience = f"{host}:{self.grpc_port}"
+        probes = create_probes(self._probes, gateway_settings(settings), self._authorizer)
+        app = HttpDoor(self._place, self._forward_http, probes, self.statistics)
+        self._http = http_server(self._resources, ForwardedRequests(app, http_verifier, self._audit))
+        self.http_port = self._http.port
+        http_verifier.audience = f"{host}:{self.http_port}"
+        await self._http.start()
+        await self.kafka.pass_on()
+        announce(settings, self.http_port, self.grpc_port)
+        if self.kafka.port:
+            announce_kafka(settings, self.kafka.port)
+
+    async def join(self, stop: asyncio.Event) -> None:
+        """Register, and run the replica in the background. Waits for the coordinator until `stop`.
+
+        Raises StartError.
+        """
+        settings, host = self._settings, bracketed(self._settings.node_host)
+        me = Node(
+            name=settings.node_name,
+            addresses=Addresses(
+                http=f"{host}:{self.http_port}",
+                grpc=f"{host}:{self.grpc_port}",
+                kafka=f"{host}:{self.kafka.port}" if self.kafka.port else "",
+            ),
+            zone=settings.cluster_zone,
+            version=__version__,
+        )
+        while self._session is None:
+            try:
+                await self._check_name(me)
+                session = await self._coordinator.session(settings.cluster_lease_seconds)
+                await session.register(me)
+                self._session = session
+            except CoordinatorError as error:
+                log.warning("can't join the cluster, trying again: %s", error)
+                if await _is_set_within(stop, _RETRY_SECONDS):
+                    return
+        self._replica = replica = Replica(
+            _SHARD,
+            me,
+            bucket=self._bucket,
+            coordinator=self._coordinator,
+            session=session,
+            views=self._views,
+            directory=LocalDirectory(self._resources, self._bucket, _SHARD),
+            peers=Peers(self._signer, me.name, self._tls.credentials),
+            followers=self._followers,
+            place=self._place,
+            kafka=self.kafka,
+            make_term=self._make_term,
+            set_serving=self._grpc.set_serving,
+            leave=self._leave,
+            statistics=self.statistics,
+        )
+        self._tasks = [
+            background.start(self._views.follow(self._coordinator, replica.wake)),
+            background.start(self._measure(session)),
+        ]
+        self._life = background.start(replica.run())
+        log.info("node %s of the cluster %s at %s", me.name, settings.cluster, me.addresses.grpc)
+
+    async def _check_name(self, me: Node) -> None:
+        """Raise StartError if another node lives that has the name."""
+        other = (await self._coordinator.view()).nodes.get(me.name)
+        if other is None or other.addresses == me.addresses or await is_refused(other.addresses.grpc):
+            return
+        raise StartError(
+            f"another node of the name {me.name} lives at {other.addresses.grpc}: TOPICS_CLUSTER_NODE must be unique"
+        )
+
+    def _make_term(self, store: ShardStore, ownership: Ownership) -> Term:
+        assert self._session is not None
+        return Term(
+            self._resources,
+            self._clock,
+            store,
+            ownership,
+            bucket=self._bucket,
+            session=self._session,
+            authorizer=self._authorizer,
+            cluster=self._admin,
+            statistics=self.statistics,
+        )
+
+    async def _leave(self, owner: Owner) -> None:
+        """End what is under way at an owner that is lost."""
+        self._forward_http.leave(owner.addresses.http)
+        await self._forward_grpc.leave(owner.addresses.grpc)
+
+    async def _measure(self, session: Session) -> None:
+        """Keep the figures that change with time."""
+        while True:
+            self.statistics.lease_seconds = session.valid_until - boottime()
+            self.statistics.nodes = len(self._views.view.nodes)
+            term = self._place.term
+            self.statistics.unacknowledged_bytes = 0 if term is None else term.uploader.unacknowledged_bytes
+            await asyncio.sleep(_RETRY_SECONDS / 4)
+
+    def _reload(self) -> Callable[[], None]:
+        reload = Reload(
+            self._settings,
+            self._authorizer,
+            self._remove_sessions,
+            self._resources.certificates,
+            Readers(self._settings),
+            audit_file=self._resources.audit_file,
+            audit_log=self._audit,
+        )
+
+        def run() -> None:
+            reload()
+            path = self._settings.cluster_secret_file
+            try:
+                self._secret.replace(read_secrets(path))
+            except SecretsError as error:
+                log.error("SIGHUP: the secret of the cluster stays as it was: %s", error)
+            else:
+                log.info("SIGHUP: the secret of the cluster was read again")
+
+        return run
+
+    def _remove_sessions(self, key_id: str) -> None:
+        term = self._place.term
+        if term is not None:
+            term.core.api.watches.remove_sessions(key_id)
+
+    # -------------------------------------------------------------- stop
+
+    async def stop(self) -> None:
+        """Hand over, then close the doors, and leave the cluster."""
+        self._probes.draining = True
+        if self._life is not None and self._replica is not None:
+            self._replica.stop()
+            await asyncio.wait((self._life,))
+        self._grpc.set_serving(False)
+        for task in self._tasks:
+            task.cancel()
+        if self._session is not None:
+            with contextlib.suppress(CoordinatorError):
+                await self._session.close()
+        seconds = self._settings.drain_seconds
+        stops = [self._grpc.stop(seconds), self.kafka.close(seconds)]
+        if self._http is not None:
+            stops.append(self._http.stop(seconds))
+        await asyncio.gather(*stops)
+        self._forward_http.close()
+        await self._forward_grpc.close()
+        self._authorizer.passwords.close()
+        await self._coordinator.close()
+        await self._bucket.close()
+        if self._life is not None:
+            self._life.result()
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    return False
