@@ -64,6 +64,8 @@ NEEDS = {
     "AdminService.ListBulkReaders": {"read"},
     "AdminService.CreateCheckpoint": {"admin"},
     "AdminService.ReleaseCheckpoint": {"admin"},
+    "AdminService.GetCluster": {"read"},
+    "AdminService.MoveShard": {"admin"},
     "AdminService.GetHealth": None,  # no key at all
     "AdminService.GetReady": None,
 }

@@ -16,11 +16,11 @@ from topics_proto.v1 import (
 
 READS = set(
     """GetTopic ListTopics Diff BulkDiff LocateTime Watch ListJobs GetRouter ListRouters ListGroups GetGroup Consume
-    FetchPositions GetHealth GetReady GetMetrics ListBulkReaders""".split()  # noqa: SIM905
+    FetchPositions GetHealth GetReady GetMetrics ListBulkReaders GetCluster""".split()  # noqa: SIM905
 )
 IDEMPOTENT = set(
     """PutTopic DeleteTopic PutRouter DeleteRouter CommitPositions ResetPositions DeletePositions DeleteGroup
-    ReleaseCheckpoint StopWork""".split()  # noqa: SIM905
+    ReleaseCheckpoint MoveShard StopWork""".split()  # noqa: SIM905
 )
 ONCE = set(
     """Append AppendStream DeleteRecords Claim Ack Nack Extend Work Redrive CreateWatch OpenWatch

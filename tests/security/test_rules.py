@@ -48,6 +48,7 @@ def test_what_is_about_every_topic_takes_a_key_of_every_topic() -> None:
     assert {name.rpartition(".")[2] for name, rule in RULES.items() if rule.whole} == {
         "CreateCheckpoint",
         "ReleaseCheckpoint",
+        "MoveShard",
     }
 
 

@@ -1,0 +1,119 @@
+"""Nodes within one event loop, on a bucket and a coordinator in memory: roles, doors and readiness."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from topics_cluster.memory import MemoryBucket, MemoryCoordinator, MemoryEntries
+from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
+from topics_server.node.server import NodeServer
+from topics_server.settings import Settings
+
+SECRET = "0123456789abcdef" * 4
+
+
+class World:
+    """What the nodes share, and the nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bucket = MemoryBucket()
+        self.entries = MemoryEntries()
+        self.coordinators: dict[str, MemoryCoordinator] = {}
+        (folder / "secret").write_text(SECRET)
+
+    def node(self, name: str, **settings: Any) -> NodeServer:
+        coordinator = self.coordinators[name] = MemoryCoordinator(self.entries)
+        given = {
+            "data_dir": str(self.folder / name),
+            "port": 0,
+            "grpc_port": 0,
+            "cluster": "test",
+            "cluster_store": "s3://memory",
+            "cluster_node": name,
+            "cluster_secret_file": str(self.folder / "secret"),
+            "memory_bytes": 64 << 20,
+            "drain_seconds": 1,
+            "max_lag_ms": 0,
+            **settings,
+        }
+        return NodeServer(Settings(**given), connect=lambda _: (self.bucket, coordinator))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@contextlib.asynccontextmanager
+async def client(node: NodeServer) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http_port}", timeout=20) as made:
+        yield made
+
+
+async def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def append(http: httpx.AsyncClient, text: str) -> int:
+    reply = await http.post("/v0/topics/t", json={"records": [{"data": text}]})
+    assert reply.status_code in (200, 201), reply.text
+    return int(reply.json()["last_seq"])
+
+
+async def texts(http: httpx.AsyncClient) -> list[str]:
+    reply = await http.post("/v0/topics/t/diff", json={"from_seq": 0})
+    assert reply.status_code == 200, reply.text
+    return [record["data"] for record in reply.json()["records"]]
+
+
+async def test_the_first_node_owns_the_shard_and_the_second_passes_on(world: World) -> None:
+    async with world.node("a") as a, client(a) as at_a:
+        assert a.statistics.role == "owning"
+        await append(at_a, "one")
+        async with world.node("b") as b, client(b) as at_b:
+            assert b.statistics.role == "following"
+            await append(at_b, "two")
+            assert await texts(at_a) == await texts(at_b) == ["one", "two"]
+            await until(lambda: b.statistics.number == a.statistics.number)
+            assert (await at_b.get("/v0/ready")).status_code == 200
+            metrics = (await at_b.get("/v0/metrics")).text
+            assert 'topics_cluster_role{role="following"} 1.0' in metrics
+            assert 'topics_cluster_role{role="owning"} 1.0' in (await at_a.get("/v0/metrics")).text
+
+
+async def test_a_stop_hands_the_shard_over_with_everything_in_it(world: World) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        a = await stack.enter_async_context(world.node("a"))
+        async with world.node("b") as b, client(b) as at_b:
+            await append(at_b, "one")
+            await until(lambda: a.statistics.followers == 1)
+            await stack.aclose()
+            await append(at_b, "two")
+            assert await texts(at_b) == ["one", "two"]
+            assert (b.statistics.role, b.statistics.epoch, b.statistics.takeovers) == ("owning", 2, 1)
+
+
+async def test_a_move_is_an_order_to_any_node(world: World) -> None:
+    async with world.node("a") as a, world.node("b") as b, client(a) as at_a:
+        await append(at_a, "one")
+        await until(lambda: a.statistics.followers == 1)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{b.grpc_port}") as channel:
+            admin = admin_service_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
+            moved = await admin.MoveShard(admin_service_pb2.MoveShardRequest(node="b"))
+            assert moved.epoch == 2
+            cluster = await admin.GetCluster(admin_service_pb2.GetClusterRequest())
+            assert [(shard.owner, shard.epoch) for shard in cluster.shards] == [("b", 2)]
+            assert [node.name for node in cluster.nodes] == ["a", "b"]
+        assert await append(at_a, "two") == 2
+        assert await texts(at_a) == ["one", "two"]
+        await until(lambda: b.statistics.followers == 1)
+        assert a.statistics.handovers == 1
