@@ -70,7 +70,7 @@ def is_useful(settings: Settings) -> bool:
     """True if there is anything to reload."""
     kafka = settings.kafka_port and settings.kafka_tls_cert
     secrets = settings.api_keys_file or settings.sql_users_file or settings.jwt_public_key_file
-    return bool(secrets or settings.audit_log or settings.tls_cert_file or kafka)
+    return bool(secrets or settings.cluster_secret_file or settings.audit_log or settings.tls_cert_file or kafka)
 
 
 class SighupHandler:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 import uvloop
 
@@ -43,7 +43,8 @@ def run(settings: Settings, warnings: Sequence[str] = ()) -> None:
     for text in warnings:
         log.warning("%s", text)
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
-    server = Server(settings, hangups=SighupHandler() if is_useful(settings) else None)
+    hangups = SighupHandler() if is_useful(settings) else None
+    server: Serving = _node(settings, hangups) if settings.cluster_store else Server(settings, hangups=hangups)
     server.open()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -54,7 +55,13 @@ def run(settings: Settings, warnings: Sequence[str] = ()) -> None:
         server.close()
 
 
-async def _serve_until_signal(server: "Server") -> None:
+def _node(settings: Settings, hangups: SighupHandler | None) -> "Serving":
+    from topics_server.node.server import NodeServer, connect  # and all that only a cluster needs
+
+    return NodeServer(settings, connect=connect, hangups=hangups)
+
+
+async def _serve_until_signal(server: "Serving") -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, server.stop)
     try:
@@ -74,6 +81,17 @@ def _tune_collector() -> None:
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
     gc.enable()
+
+
+class Serving(Protocol):
+    """The life of a server, in the order of the methods."""
+
+    def open(self) -> None: ...
+    async def startup(self) -> None: ...
+    async def main_loop(self) -> None: ...
+    def stop(self) -> None: ...
+    async def shutdown(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Server:

@@ -10,10 +10,12 @@ from typing import Final, Self
 
 from topics_cluster.bucket import Bucket
 from topics_cluster.coordinator import Addresses, Coordinator, CoordinatorError, Node, Owner, Session, boottime
+from topics_cluster.etcd import EtcdCoordinator
 from topics_cluster.forward_grpc import GrpcForwarder
 from topics_cluster.forward_http import ForwardingApp
 from topics_cluster.forward_kafka import Splice
 from topics_cluster.forwarded import ForwardedCalls, ForwardedRequests
+from topics_cluster.s3 import S3Bucket
 from topics_cluster.store import ShardStore
 from topics_cluster.takeover import Ownership
 from topics_cluster.trust import Secret, Signer, Verifier
@@ -50,6 +52,12 @@ _RETRY_SECONDS: Final = 1.0
 
 Connect = Callable[[Settings], tuple[Bucket, Coordinator]]
 """Opens the object store and the coordinator of the settings. Raises ValueError."""
+
+
+def connect(settings: Settings) -> tuple[Bucket, Coordinator]:
+    """Open those of the settings; see `Connect`."""
+    bucket = S3Bucket(f"{settings.cluster_store}/{settings.cluster}")
+    return bucket, EtcdCoordinator(settings.cluster_etcd.split(","), settings.cluster)
 
 
 class NodeServer:
