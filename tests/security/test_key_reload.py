@@ -17,6 +17,8 @@ from protocols.conftest import Grpc, with_key
 from security.held import Held, bearer
 from security.secure_server import audit_lines, reload
 
+from support.bulk import START_SECONDS
+from support.grpc_watch import subscription
 from support.http import Api, ok, refused
 from support.kafka_wire import Wire
 from support.missing import without
@@ -31,6 +33,8 @@ from topics_proto.v1 import (
     queue_service_pb2_grpc,
     record_pb2,
     topics_service_pb2_grpc,
+    watch_service_pb2,
+    watch_service_pb2_grpc,
 )
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_server.keys import fingerprint
@@ -104,16 +108,14 @@ def test_a_file_that_cannot_be_read_changes_nothing(
 def test_streams_of_a_key_that_goes_or_may_less_end(server: ServerProcess, file: Path, left: str) -> None:
     with with_key(server.base, OPS) as ops:
         ok(ops.put("orders.a"), 201)
-        held, kept = Held(server, SHOP, "orders.a"), Held(server, OPS, "orders.a")
-        file.write_text(f"{OPS}\n{left}")
-        reload(server, "1 changed" if left else "1 removed")
-        assert held.ends() == {"sse": "RemoteProtocolError", "grpc": "UNAUTHENTICATED", "websocket": "cut"}
-        ok(ops.append("orders.a", 7) and ops.get("orders.a"))
-        assert kept.goes_on()
-        assert held.got == {"sse": 0, "grpc": 0}
-        assert "\ntopics_sse_connections 3.0" in ops.send("GET", "/v0/metrics").text  # nothing was left behind
-        held.close()
-        kept.close()
+        with Held(server, SHOP, "orders.a") as held, Held(server, OPS, "orders.a") as kept:
+            file.write_text(f"{OPS}\n{left}")
+            reload(server, "1 changed" if left else "1 removed")
+            assert held.ends() == {"sse": "RemoteProtocolError", "grpc": "UNAUTHENTICATED", "websocket": "cut"}
+            ok(ops.append("orders.a", 7) and ops.get("orders.a"))
+            assert kept.goes_on()
+            assert held.got == {"sse": 0, "grpc": 0}
+            poll(lambda: "\ntopics_sse_connections 3.0" in ops.send("GET", "/v0/metrics").text, 20, "only what is kept")
 
 
 def test_running_calls_of_a_key_that_goes_end(server: ServerProcess, file: Path) -> None:
@@ -131,7 +133,7 @@ def test_running_calls_of_a_key_that_goes_end(server: ServerProcess, file: Path)
             poll_http.result(5)
         with pytest.raises(httpx.RemoteProtocolError):
             http2.result(5)
-        assert waiting(ops) == 0
+        poll(lambda: waiting(ops) == 0, 20, "the ends of all calls")
         caller.channel.close()
 
 
@@ -165,8 +167,24 @@ def test_idle_streams_of_a_key_that_goes_end(server: ServerProcess, file: Path) 
         file.write_text(f"{OPS}\n")
         reload(server, "1 removed")
         assert [each.result(10) for each in ends] == ["UNAUTHENTICATED"] * len(ends)
-        assert waiting(ops) == 0
+        poll(lambda: waiting(ops) == 0, 20, "the ends of all calls")
         stop.set()
+
+
+def test_a_stream_whose_client_reads_late_ends_with_its_key(server: ServerProcess, file: Path) -> None:
+    with with_key(server.base, OPS) as ops, grpc.insecure_channel(server.grpc_target) as channel:
+        ok(ops.put("orders.a"), 201)
+        for _ in range(10):
+            ops.append("orders.a", "x" * 500_000)
+        request = watch_service_pb2.WatchRequest(subscription=subscription("orders.a"))
+        call = watch_service_pb2_grpc.WatchServiceStub(channel).Watch(request, metadata=bearer(SHOP), timeout=30)
+        next(call)
+        poll(lambda: "\ntopics_watch_streams_behind 1" in ops.send("GET", "/v0/metrics").text, 20, "a message to send")
+        file.write_text(f"{OPS}\n")
+        reload(server, "1 removed")
+        with pytest.raises(grpc.RpcError) as error:
+            list(call)
+        assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_watch_session_goes_with_its_key(server: ServerProcess, file: Path) -> None:
@@ -179,21 +197,19 @@ def test_a_watch_session_goes_with_its_key(server: ServerProcess, file: Path) ->
 
 
 def test_kafka_connections_of_a_key_that_goes_end(server: ServerProcess, file: Path) -> None:
-    gone, kept = Wire(server.kafka_port), Wire(server.kafka_port)
-    assert gone.authenticate(SHOP)["error_code"] == 0
-    assert kept.authenticate(OPS)["error_code"] == 0
-    with with_key(server.base, OPS) as ops:
-        ok(ops.put("orders.a"), 201)
-    assert gone.call(ApiKey.METADATA, topics=[{"name": "orders.a"}])["topics"][0]["error_code"] == 0
-    file.write_text(f"{OPS}\n")
-    reload(server, "1 removed")
-    assert gone.call(ApiKey.METADATA, topics=[{"name": "orders.a"}])["topics"][0]["error_code"] == 29
-    assert gone.is_closed()
-    assert kept.call(ApiKey.METADATA, topics=[{"name": "orders.a"}])["topics"][0]["error_code"] == 0
-    again = Wire(server.kafka_port)
-    assert again.authenticate(SHOP)["error_code"] == 58
-    for wire in (gone, kept, again):
-        wire.socket.close()
+    with Wire(server.kafka_port) as gone, Wire(server.kafka_port) as kept:
+        assert gone.authenticate(SHOP)["error_code"] == 0
+        assert kept.authenticate(OPS)["error_code"] == 0
+        with with_key(server.base, OPS) as ops:
+            ok(ops.put("orders.a"), 201)
+        assert gone.call(ApiKey.METADATA, topics=[{"name": "orders.a"}])["topics"][0]["error_code"] == 0
+        file.write_text(f"{OPS}\n")
+        reload(server, "1 removed")
+        assert gone.call(ApiKey.METADATA, topics=[{"name": "orders.a"}])["topics"][0]["error_code"] == 29
+        assert gone.is_closed()
+        assert kept.call(ApiKey.METADATA, topics=[{"name": "orders.a"}])["topics"][0]["error_code"] == 0
+    with Wire(server.kafka_port) as again:
+        assert again.authenticate(SHOP)["error_code"] == 58
 
 
 def test_a_fetch_that_waits_ends_with_its_key(server: ServerProcess, file: Path) -> None:
@@ -258,11 +274,11 @@ def test_bulk_readers_learn_of_it(tmp_path: Path, file: Path) -> None:
                     return str(error.code().name)
             return "OK"
 
-        poll(lambda: asked(OPS) == "INVALID_ARGUMENT", 30, "a bulk reader")
+        poll(lambda: asked(OPS) == "INVALID_ARGUMENT", START_SECONDS, "a bulk reader")
         assert asked("new") == "UNAUTHENTICATED"
         file.write_text(f"{OPS}\nnew\n")
         reload(server, "1 of them new")
-        poll(lambda: asked("new") == "INVALID_ARGUMENT", 30, "a bulk reader with the new keys")
+        poll(lambda: asked("new") == "INVALID_ARGUMENT", START_SECONDS, "a bulk reader with the new keys")
         assert server.stop() == 0
 
 
@@ -284,9 +300,8 @@ def test_no_protocol_logs_a_key_even_when_it_debugs(server: ServerProcess) -> No
                 call(b"", metadata=bearer(key), timeout=30)
         with suppress(RefusedError):
             WebSocket(server.base, key=key).close()
-        wire = Wire(server.kafka_port)
-        wire.authenticate(key, user=key)
-        wire.socket.close()
+        with Wire(server.kafka_port) as wire:
+            wire.authenticate(key, user=key)
     assert " DEBUG " in server.log
     assert "sekret" not in server.log
 

@@ -226,7 +226,7 @@ class Authorizer:
         clone._cancels = True
         return clone
 
-    def slot(self, rpc: str, principal: Principal) -> AbstractContextManager[None]:
+    def slot(self, rpc: str, principal: Principal) -> AbstractContextManager[object]:
         """Return a context manager that holds a slot of the key, if the call takes one, while the call runs.
 
         Entering raises `throttled` when no slot is free, and `unauthorized` when the key was revoked. If it is revoked
@@ -237,8 +237,11 @@ class Authorizer:
         usage = self.quotas.for_key(principal.key_id) if rule_of(rpc).slot else None
         return _Slot(self, principal, usage, None if self._cancels else self._running.call(principal))
 
-    def while_valid(self, principal: Principal) -> AbstractContextManager[None]:
-        """Return a context manager like `slot`, for a call that already holds its slot."""
+    def while_valid(self, principal: Principal) -> AbstractContextManager[RevocableCall | None]:
+        """Return a context manager like `slot`, for a call that already holds its slot.
+
+        A stream tells its value when it sends; that is None if nothing can revoke the call.
+        """
         return _Slot(self, principal, None, self._running.call(principal)) if principal.key_id else _NO_SLOT
 
     def acquire(self, key_id: str) -> bool:
@@ -268,17 +271,17 @@ class _Slot:
         self._usage = usage
         self._call = call
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> RevocableCall | None:
         usage, call = self._usage, self._call
         if usage is not None:
             usage.take_request()
         if call is None:
-            return
+            return None
         if not self._authorizer.is_valid(self._principal):
             if usage is not None:
                 usage.in_flight -= 1
             raise revoked(self._principal)
-        call.__enter__()
+        return call.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

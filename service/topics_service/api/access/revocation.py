@@ -18,6 +18,7 @@ class Cancellable(Protocol):
 
 
 _MAX_SLEEP_SECONDS: Final = 3600.0
+_SEND_SECONDS: Final = 30.0
 
 
 class _Expiry:
@@ -91,16 +92,23 @@ class RevocableCalls:
 
 
 class RevocableCall:
-    """A revocable part of a task, from enter to exit."""
+    """A revocable part of a task, from enter to exit.
 
-    __slots__ = ("_calls", "_expiry", "_is_revoked", "_task", "principal")
+    A stream marks the time in which gRPC sends a message by `begin_sending` and `end_sending`. A call that is cancelled
+    then ends without a status, and its client would wait forever. So the stream ends behind the message, and is
+    cancelled only if the client does not read that within 30 s.
+    """
+
+    __slots__ = ("_calls", "_expiry", "_is_revoked", "_is_sending", "_send_timer", "_task", "principal")
 
     def __init__(self, calls: "set[RevocableCall]", principal: Principal) -> None:
         self._calls: Final = calls
         self.principal: Final = principal
         self._is_revoked = False
+        self._is_sending = False
         self._task: asyncio.Task[Any] | None = None
         self._expiry: _Expiry | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
         self._task = _task()
@@ -116,6 +124,8 @@ class RevocableCall:
         self._calls.discard(self)
         if self._expiry is not None:
             self._expiry.stop()
+        if self._send_timer is not None:
+            self._send_timer.cancel()
         task = self._task
         if not self._is_revoked or task is None or kind is None or not issubclass(kind, asyncio.CancelledError):
             return
@@ -126,10 +136,24 @@ class RevocableCall:
         """True if it is a part of the task."""
         return self._task is task
 
+    def begin_sending(self) -> None:
+        """The task leaves this part of it, to send a message."""
+        self._is_sending = True
+
+    def end_sending(self) -> None:
+        """The task is back. Raises `unauthorized` if the caller became invalid meanwhile."""
+        self._is_sending = False
+        if self._is_revoked:
+            raise revoked(self.principal)
+
     def cancel(self) -> None:
-        """Cancel the task, as its caller is no longer valid."""
+        """Cancel the task, as its caller is no longer valid. Idempotent."""
+        if self._is_revoked or self._task is None:
+            return
         self._is_revoked = True
-        if self._task is not None:
+        if self._is_sending:
+            self._send_timer = background.call_later(_SEND_SECONDS, self._task.cancel)
+        else:
             self._task.cancel()
 
 

@@ -16,6 +16,7 @@ from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import Authorizer, authorize, rule_of
 from topics_service.api.access.passwords import UnverifiedPasswordError
 from topics_service.api.access.quota import SMALL_BYTES, Held, Usage, count_refusal
+from topics_service.api.access.revocation import RevocableCall
 from topics_service.api.grpc.handlers import OUR_METHODS, Context, Handler, function_of, wrap_handler
 from topics_service.api.grpc.status import failure
 from topics_service.api.memory_wait import wait_for
@@ -48,7 +49,7 @@ class _CallContext:
         self.method = method
         self.refusals = refusals
 
-    def slot(self) -> AbstractContextManager[None]:
+    def slot(self) -> AbstractContextManager[RevocableCall | None]:
         """Return the context manager in which the call runs."""
         return nullcontext()
 
@@ -93,7 +94,7 @@ class _AuthorizedCallContext(_CallContext):
             assert task is not None, "each call has its task"
             task.add_done_callback(self._end)  # no handler runs if the client leaves before its message arrived
 
-    def slot(self) -> AbstractContextManager[None]:
+    def slot(self) -> AbstractContextManager[RevocableCall | None]:
         return self._authorizer.while_valid(self._principal)
 
     def parsed(self, data: bytes, parse: Callable[[bytes], Any]) -> Any:
@@ -336,13 +337,18 @@ def _stream(
 ) -> Callable[[Any, Context], Any]:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            with call_context.slot():
+            with call_context.slot() as running:
                 if type(request) is _Large:
                     request = await request.message()
                 call_context.check(request)
                 async with aclosing(inner(request, context)) as replies:
                     async for reply in replies:
+                        if running is None:
+                            yield reply
+                            continue
+                        running.begin_sending()
                         yield reply
+                        running.end_sending()
         except _OVER:
             raise
         except Exception as error:
