@@ -69,10 +69,12 @@ def grpc_web(server: ServerProcess, authorization: str) -> str | None:
 def kafka(server: ServerProcess, user: str, password: str) -> Wire:
     """A connection that has authenticated. Raises AssertionError otherwise."""
     wire = Wire(server.kafka_port)
-    answer = wire.authenticate(password, user)
-    if answer["error_code"]:
-        wire.socket.close()
-    assert answer["error_code"] == 0, answer
+    try:
+        answer = wire.authenticate(password, user)
+        assert answer["error_code"] == 0, answer
+    except BaseException:
+        wire.close()
+        raise
     return wire
 
 

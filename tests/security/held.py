@@ -1,7 +1,8 @@
 """Streams that stay open, one of each kind, and how they end."""
 
 import threading
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Self
 
 import grpc
 import httpx
@@ -25,20 +26,24 @@ class Held:
 
     def __init__(self, server: ServerProcess, key: str, topic: str) -> None:
         self._topic = topic
-        self._api = with_key(server.base, None)
-        self._api.client.headers["authorization"] = bearer(key)[0][1]
-        self._channel = grpc.insecure_channel(server.grpc_target)
-        self._socket = WebSocket(server.base, authorization=bearer(key)[0][1])
-        self._socket.subscribe(topic=topic)
-        request = watch_service_pb2.WatchRequest(subscription=subscription(topic))
-        self._call: Any = watch_service_pb2_grpc.WatchServiceStub(self._channel).Watch(request, metadata=bearer(key))
-        self._url = ok(self._api.send("POST", "/v0/watch", {"topics": {topic: {}}}), 200, 201)["stream_url"]
         self._opened = threading.Semaphore(0)
         self.got: dict[str, int] = dict.fromkeys(("sse", "grpc"), 0)
         self.ended: dict[str, str] = {}
-        for run in (self._events, self._watch):
-            threading.Thread(target=run, daemon=True).start()
-            assert self._opened.acquire(timeout=30)
+        with ExitStack() as open_:
+            self._api = open_.enter_context(with_key(server.base, None))
+            self._api.client.headers["authorization"] = bearer(key)[0][1]
+            self._socket = open_.enter_context(WebSocket(server.base, authorization=bearer(key)[0][1]))
+            self._socket.subscribe(topic=topic)
+            channel = open_.enter_context(grpc.insecure_channel(server.grpc_target))
+            stub = watch_service_pb2_grpc.WatchServiceStub(channel)
+            request = watch_service_pb2.WatchRequest(subscription=subscription(topic))
+            self._call: Any = stub.Watch(request, metadata=bearer(key))
+            open_.callback(self._call.cancel)
+            self._url = ok(self._api.send("POST", "/v0/watch", {"topics": {topic: {}}}), 200, 201)["stream_url"]
+            for run in (self._events, self._watch):
+                threading.Thread(target=run, daemon=True).start()
+                assert self._opened.acquire(timeout=30)
+            self._open = open_.pop_all()
 
     def _events(self) -> None:
         try:
@@ -80,9 +85,8 @@ class Held:
             return False
         return True
 
-    def close(self) -> None:
-        """Leave."""
-        self._call.cancel()
-        self._channel.close()
-        self._socket.close()
-        self._api.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()

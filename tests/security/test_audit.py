@@ -141,37 +141,41 @@ def test_over_web_sockets(audited: Audited) -> None:
 
 
 def test_over_kafka(audited: Audited) -> None:
-    wire = Wire(audited.server.kafka_port)
-    wire.authenticate(OPS)
-    new = {"name": "kafka", "num_partitions": 2, "replication_factor": 1, "assignments": [], "configs": []}
-    wire.call(ApiKey.CREATE_TOPICS, topics=[new], timeout_ms=1000, validate_only=False)
-    line = audited.line()
-    assert (line["action"], line["door"], line["key"]) == ("topic.put", "kafka", OPS_ID)
-    assert (line["topic"], line["partition_count"], line["created"]) == ("kafka", 2, True)
-    partitions = [{"partition_index": 0, "offset": 0}]
-    wire.call(ApiKey.DELETE_RECORDS, topics=[{"name": "kafka", "partitions": partitions}], timeout_ms=1000)
-    audited.skip()
-    wire.call(ApiKey.METADATA, topics=[{"name": "by-metadata"}], allow_auto_topic_creation=True)
-    assert audited.line() == done("topic.put", "kafka", topic="by-metadata", config={}, created=True)
-    group, committed = "kafka-team", {"partition_index": 0, "committed_offset": 0, "committed_metadata": ""}
-    commit = {"group_id": group, "generation_id_or_member_epoch": -1, "member_id": ""}
-    topics = [{"name": "kafka", "partitions": [committed]}]
-    assert not wire.call(ApiKey.OFFSET_COMMIT, 8, **commit, topics=topics)["topics"][0]["partitions"][0]["error_code"]
-    places = [{"name": "kafka", "partitions": [{"partition_index": 0}]}]
-    assert wire.call(ApiKey.OFFSET_DELETE, group_id=group, topics=places)["error_code"] == 0
-    assert audited.line() == done("group.delete_positions", "kafka", group=group, topics=["kafka"])
-    some = [*places, {"name": "none", "partitions": [{"partition_index": 0}]}]
-    for named, topics, reason in ((group, some, "unknown_topic_or_partition"), ("none", places, "group_id_not_found")):
-        wire.call(ApiKey.OFFSET_DELETE, group_id=named, topics=topics)
-        line = done("group.delete_positions", "kafka", group=named, topics=[topic["name"] for topic in topics])
-        assert audited.line() == {**line, "outcome": "refused", "reason": reason}
-    wire.call(ApiKey.DELETE_GROUPS, groups_names=[group])
-    line = audited.line()
-    assert (line["action"], line["group"], line["door"]) == ("group.delete", group, "kafka")
-    wire.call(ApiKey.DELETE_TOPICS, 3, topic_names=["kafka"], timeout_ms=1000)
-    line = audited.line()
-    assert (line["action"], line["topic"], line["door"], line["key"]) == ("topic.delete", "kafka", "kafka", OPS_ID)
-    wire.socket.close()
+    with Wire(audited.server.kafka_port) as wire:
+        wire.authenticate(OPS)
+        new = {"name": "kafka", "num_partitions": 2, "replication_factor": 1, "assignments": [], "configs": []}
+        wire.call(ApiKey.CREATE_TOPICS, topics=[new], timeout_ms=1000, validate_only=False)
+        line = audited.line()
+        assert (line["action"], line["door"], line["key"]) == ("topic.put", "kafka", OPS_ID)
+        assert (line["topic"], line["partition_count"], line["created"]) == ("kafka", 2, True)
+        partitions = [{"partition_index": 0, "offset": 0}]
+        wire.call(ApiKey.DELETE_RECORDS, topics=[{"name": "kafka", "partitions": partitions}], timeout_ms=1000)
+        audited.skip()
+        wire.call(ApiKey.METADATA, topics=[{"name": "by-metadata"}], allow_auto_topic_creation=True)
+        assert audited.line() == done("topic.put", "kafka", topic="by-metadata", config={}, created=True)
+        group, committed = "kafka-team", {"partition_index": 0, "committed_offset": 0, "committed_metadata": ""}
+        commit = {"group_id": group, "generation_id_or_member_epoch": -1, "member_id": ""}
+        topics = [{"name": "kafka", "partitions": [committed]}]
+        assert not wire.call(ApiKey.OFFSET_COMMIT, 8, **commit, topics=topics)["topics"][0]["partitions"][0][
+            "error_code"
+        ]
+        places = [{"name": "kafka", "partitions": [{"partition_index": 0}]}]
+        assert wire.call(ApiKey.OFFSET_DELETE, group_id=group, topics=places)["error_code"] == 0
+        assert audited.line() == done("group.delete_positions", "kafka", group=group, topics=["kafka"])
+        some = [*places, {"name": "none", "partitions": [{"partition_index": 0}]}]
+        for named, topics, reason in (
+            (group, some, "unknown_topic_or_partition"),
+            ("none", places, "group_id_not_found"),
+        ):
+            wire.call(ApiKey.OFFSET_DELETE, group_id=named, topics=topics)
+            line = done("group.delete_positions", "kafka", group=named, topics=[topic["name"] for topic in topics])
+            assert audited.line() == {**line, "outcome": "refused", "reason": reason}
+        wire.call(ApiKey.DELETE_GROUPS, groups_names=[group])
+        line = audited.line()
+        assert (line["action"], line["group"], line["door"]) == ("group.delete", group, "kafka")
+        wire.call(ApiKey.DELETE_TOPICS, 3, topic_names=["kafka"], timeout_ms=1000)
+        line = audited.line()
+        assert (line["action"], line["topic"], line["door"], line["key"]) == ("topic.delete", "kafka", "kafka", OPS_ID)
 
 
 # ------------------------------------------------------------------- refusals
@@ -189,16 +193,15 @@ def test_who_may_not_is_logged(audited: Audited) -> None:
     assert caller.refused("DeleteTopic", pb.DeleteTopicRequest(topic="a")).reason == "FORBIDDEN"
     assert audited.line() == {"action": "topic.delete", "door": "grpc", "topic": "a", **denied}
     caller.channel.close()
-    wire = Wire(audited.server.kafka_port)
-    wire.authenticate(READER)
-    wire.call(ApiKey.DELETE_TOPICS, 3, topic_names=["a"], timeout_ms=1000)
-    assert audited.line() == {"action": "topic.delete", "door": "kafka", "topic": "a", **denied}
-    partitions = [{"partition_index": 0, "offset": 0}, {"partition_index": 1, "offset": 0}]
-    wire.call(ApiKey.DELETE_RECORDS, topics=[{"name": "a", "partitions": partitions}], timeout_ms=1000)
-    assert audited.line() == {"action": "records.delete", "door": "kafka", "topic": "a", **denied}
-    wire.call(ApiKey.DELETE_GROUPS, groups_names=["team"])
-    assert audited.line() == {"action": "group.delete", "door": "kafka", "group": "team", **denied}
-    wire.socket.close()
+    with Wire(audited.server.kafka_port) as wire:
+        wire.authenticate(READER)
+        wire.call(ApiKey.DELETE_TOPICS, 3, topic_names=["a"], timeout_ms=1000)
+        assert audited.line() == {"action": "topic.delete", "door": "kafka", "topic": "a", **denied}
+        partitions = [{"partition_index": 0, "offset": 0}, {"partition_index": 1, "offset": 0}]
+        wire.call(ApiKey.DELETE_RECORDS, topics=[{"name": "a", "partitions": partitions}], timeout_ms=1000)
+        assert audited.line() == {"action": "records.delete", "door": "kafka", "topic": "a", **denied}
+        wire.call(ApiKey.DELETE_GROUPS, groups_names=["team"])
+        assert audited.line() == {"action": "group.delete", "door": "kafka", "group": "team", **denied}
     with with_key(audited.server.base, "sekret-t42") as tenant:
         refused(tenant.put("other"), 403, "forbidden")
         assert audited.line()["reason"] == "forbidden"

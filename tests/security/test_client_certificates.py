@@ -13,6 +13,7 @@ import pytest
 from security.authority import Authority
 from security.secure_server import TlsServer, reload
 
+from support.bulk import START_SECONDS
 from support.grpc_on_engine import rows
 from support.kafka_wire import Wire
 from support.waiting import poll
@@ -87,11 +88,8 @@ def _http(server: MutualServer, own: Path | None) -> None:
 
 
 def _kafka(server: MutualServer, own: Path | None) -> None:
-    wire = Wire(server.kafka_port, tls=server.context(own))
-    try:
+    with Wire(server.kafka_port, tls=server.context(own)) as wire:
         assert wire.call(ApiKey.API_VERSIONS, 0)["error_code"] == 0
-    finally:
-        wire.socket.close()
 
 
 def channel(server: MutualServer, target: str, own: Path | None) -> grpc.Channel:
@@ -148,7 +146,7 @@ def test_bulk_readers_ask_as_well(server: MutualServer, mine: Authority) -> None
     with channel(server, server.grpc_target, server.own) as one:
         stub = topics_service_pb2_grpc.TopicsServiceStub(one)
         stub.Append(pb.AppendRequest(topic="bulk", records=[{"data": b"%d" % n} for n in range(500)]), timeout=30)
-    target = f"127.0.0.1:{poll(lambda: reader_port(server), 30, 'a bulk reader')}"
+    target = f"127.0.0.1:{poll(lambda: reader_port(server), START_SECONDS, 'a bulk reader')}"
     with channel(server, target, server.own) as reader:
         stub = topics_service_pb2_grpc.TopicsServiceStub(reader)
         frames = list(stub.BulkDiff(pb.BulkDiffRequest(topic="bulk", end_seq=500), timeout=20))
@@ -170,4 +168,4 @@ def test_another_authority_by_a_signal(server: MutualServer, mine: Authority, th
     assert accepted(server, server.own) == {"http": False, "kafka": False, "grpc": False}
     assert accepted(server, new) == {"http": True, "kafka": True, "grpc": True}
     server.own = new
-    assert poll(lambda: (port := reader_port(server)) != old and port, 30, "another bulk reader")
+    assert poll(lambda: (port := reader_port(server)) != old and port, START_SECONDS, "another bulk reader")

@@ -35,12 +35,11 @@ def ask1(server: ServerProcess, method: str, target: str, body: bytes | None = N
 
 def ask2(server: ServerProcess, *fields: tuple[str, str]) -> Answer:
     """Over HTTP/2, on a connection that continues."""
-    client = Http2(server.http_port)
-    client.send(h2frame(HEADERS, END_HEADERS | END_STREAM, 1, block(list(fields))))
-    poll(lambda: 1 in client.answers(), 20, "an answer")
-    client.send(h2frame(PING, data=b"12345678"))
-    poll(lambda: any(kind == PING for kind, _, _ in client.frames()), 20, "a pong")
-    client.close()
+    with Http2(server.http_port) as client:
+        client.send(h2frame(HEADERS, END_HEADERS | END_STREAM, 1, block(list(fields))))
+        poll(lambda: 1 in client.answers(), 20, "an answer")
+        client.send(h2frame(PING, data=b"12345678"))
+        poll(lambda: any(kind == PING for kind, _, _ in client.frames()), 20, "a pong")
     return client.answers()[1]
 
 
@@ -249,9 +248,8 @@ def test_whoever_waits_for_100_is_told_to_go_on(server: ServerProcess, value: st
 
 
 def test_http2_answers_without_100_too(server: ServerProcess) -> None:
-    client = Http2(server.http_port)
-    fields = dict(HEAD) | {":method": "POST", ":path": "/v0/topics/t", "expect": "100-continue"}
-    client.send(h2frame(HEADERS, END_HEADERS, 1, block(list(fields.items()))))
-    poll(lambda: b"unauthorized" in client.answers().get(1, Answer(0, b"")).body, 20, "an answer")
-    client.close()
+    with Http2(server.http_port) as client:
+        fields = dict(HEAD) | {":method": "POST", ":path": "/v0/topics/t", "expect": "100-continue"}
+        client.send(h2frame(HEADERS, END_HEADERS, 1, block(list(fields.items()))))
+        poll(lambda: b"unauthorized" in client.answers().get(1, Answer(0, b"")).body, 20, "an answer")
     assert [kind for kind, stream, _ in client.frames() if stream == 1].count(HEADERS) == 1

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import struct
 import threading
 import time
@@ -75,9 +74,9 @@ def server(running: ServerProcess, request: pytest.FixtureRequest) -> Iterator[S
     def ask() -> None:
         started: float | None = None
         while not ended.wait(0.02):
-            started = cpu_seconds(running) if started is None else started
+            started = running.cpu_seconds() if started is None else started
             if is_answered(running):
-                slowest[0], started = max(slowest[0], cpu_seconds(running) - started), None
+                slowest[0], started = max(slowest[0], running.cpu_seconds() - started), None
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -90,12 +89,6 @@ def server(running: ServerProcess, request: pytest.FixtureRequest) -> Iterator[S
     assert rss(running) - before < getattr(request, "param", 48 * MIB)
     with with_key(running.base, "k") as api:
         ok(api.state("t") and api.get("t"))
-
-
-def cpu_seconds(server: ServerProcess) -> float:
-    """CPU time that the process has used."""
-    fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def rss(server: ServerProcess) -> int:
@@ -119,18 +112,18 @@ def rss(server: ServerProcess) -> int:
 )
 def test_http2_frames_that_ask_for_work_only(server: ServerProcess, frame: bytes) -> None:
     """CVE-2019-9512, 9515, 9518 and their like, by a client without a key."""
-    attack = Http2(server.http_port)
-    attack.send(head(1) + frame * 500)
-    attack.send(frame * 1000, 20)
-    assert attack.goaway() == ENHANCE_YOUR_CALM
+    with Http2(server.http_port) as attack:
+        attack.send(head(1) + frame * 500)
+        attack.send(frame * 1000, 20)
+        assert attack.goaway() == ENHANCE_YOUR_CALM
 
 
 def test_http2_rapid_reset(server: ServerProcess) -> None:
     """CVE-2023-44487."""
-    attack = Http2(server.http_port)
-    pairs = [head(n) + h2frame(RST, stream=n, data=b"\0\0\0\x08") for n in range(1, 10_001, 2)]
-    attack.send(b"".join(pairs))
-    assert attack.goaway() == ENHANCE_YOUR_CALM
+    with Http2(server.http_port) as attack:
+        pairs = [head(n) + h2frame(RST, stream=n, data=b"\0\0\0\x08") for n in range(1, 10_001, 2)]
+        attack.send(b"".join(pairs))
+        assert attack.goaway() == ENHANCE_YOUR_CALM
 
 
 @pytest.mark.parametrize(
@@ -153,10 +146,10 @@ def test_http2_rapid_reset(server: ServerProcess) -> None:
 )
 def test_http2_made_you_reset(server: ServerProcess, again: tuple[str, Callable[[int], bytes]]) -> None:
     """CVE-2025-8671, and frames without an event of h2: a request each, or an ended stream."""
-    attack = Http2(server.http_port)
-    attack.send(b"".join(again[1](n) for n in range(1, 20_001, 2)))
-    assert attack.goaway() == ENHANCE_YOUR_CALM
-    assert sum(kind == RST for kind, _, _ in attack.frames()) < 3000
+    with Http2(server.http_port) as attack:
+        attack.send(b"".join(again[1](n) for n in range(1, 20_001, 2)))
+        assert attack.goaway() == ENHANCE_YOUR_CALM
+        assert sum(kind == RST for kind, _, _ in attack.frames()) < 3000
 
 
 @pytest.mark.parametrize(
@@ -173,27 +166,29 @@ def test_http2_made_you_reset(server: ServerProcess, again: tuple[str, Callable[
 )
 def test_http2_violations_end_the_connection(server: ServerProcess, again: tuple[str, Callable[[int], bytes]]) -> None:
     """The first one."""
-    attack = Http2(server.http_port)
-    attack.send(b"".join(again[1](n) for n in range(1, 2001, 2)))
-    assert attack.goaway() not in (None, 0)
-    assert sum(kind == RST for kind, _, _ in attack.frames()) < 1100  # streams that were refused behind
+    with Http2(server.http_port) as attack:
+        attack.send(b"".join(again[1](n) for n in range(1, 2001, 2)))
+        assert attack.goaway() not in (None, 0)
+        assert sum(kind == RST for kind, _, _ in attack.frames()) < 1100  # streams that were refused behind
 
 
 def test_http2_headers_without_an_end(server: ServerProcess) -> None:
     """CVE-2024-27316: CONTINUATION frames, one after the other."""
-    attack = Http2(server.http_port)
-    attack.send(head(1, flags=0))
-    attack.send(h2frame(CONTINUATION, stream=1, data=b"\0\x01a" + b"\x7f\x81\x7e" + b"x" * 16256), 500)
-    assert attack.goaway() not in (None, 0)
+    with Http2(server.http_port) as attack:
+        attack.send(head(1, flags=0))
+        attack.send(h2frame(CONTINUATION, stream=1, data=b"\0\x01a" + b"\x7f\x81\x7e" + b"x" * 16256), 500)
+        assert attack.goaway() not in (None, 0)
 
 
 def test_http2_headers_that_grow_when_unpacked(server: ServerProcess) -> None:
     """A field of 4000 bytes, named 15,000 times by one byte each: 60 MB of headers in 15 KB."""
-    attack = Http2(server.http_port)
-    encoder = Encoder()
-    block = encoder.encode([(":method", "GET"), (":path", "/"), (":scheme", "http"), ("a", "x" * 4000)], huffman=False)
-    attack.send(h2frame(HEADERS, END_HEADERS | END_STREAM, 1, block + b"\xbe" * 15_000))
-    assert attack.goaway() == ENHANCE_YOUR_CALM
+    with Http2(server.http_port) as attack:
+        encoder = Encoder()
+        block = encoder.encode(
+            [(":method", "GET"), (":path", "/"), (":scheme", "http"), ("a", "x" * 4000)], huffman=False
+        )
+        attack.send(h2frame(HEADERS, END_HEADERS | END_STREAM, 1, block + b"\xbe" * 15_000))
+        assert attack.goaway() == ENHANCE_YOUR_CALM
 
 
 # ------------------------------------------------------------------------ gRPC
@@ -201,13 +196,15 @@ def test_http2_headers_that_grow_when_unpacked(server: ServerProcess) -> None:
 
 def flood_with_resets(server: ServerProcess) -> None:
     """Begin ten thousand calls, and reset each at once."""
-    attack = Http2(int(server.grpc_target.rpartition(":")[2]))
-    fields = {"content-type": "application/grpc", "te": "trailers"}
-    pairs = [head(n, **fields) + h2frame(RST, stream=n, data=b"\0\0\0\x08") for n in range(1, 20_001, 2)]
-    attack.send(b"".join(pairs) + h2frame(PING, data=b"all read"))
-    # Only once it has read them all, and answers a call that came behind them, is this over.
-    poll(lambda: not attack.reading.is_alive() or any(kind == PING for kind, _, _ in attack.frames()), what="an answer")
-    attack.close()
+    with Http2(int(server.grpc_target.rpartition(":")[2])) as attack:
+        fields = {"content-type": "application/grpc", "te": "trailers"}
+        pairs = [head(n, **fields) + h2frame(RST, stream=n, data=b"\0\0\0\x08") for n in range(1, 20_001, 2)]
+        attack.send(b"".join(pairs) + h2frame(PING, data=b"all read"))
+        # Only once it has read them all, and answers a call that came behind them, is this over.
+        poll(
+            lambda: not attack.reading.is_alive() or any(kind == PING for kind, _, _ in attack.frames()),
+            what="an answer",
+        )
     poll(lambda: is_answered(server), what="an answer to another client")
 
 
@@ -229,9 +226,9 @@ def is_answered(server: ServerProcess) -> bool:
 def test_grpc_floods(server: ServerProcess, kind: str) -> None:
     """What gRPC's own core has against them."""
     if kind == "ping":
-        attack = Http2(int(server.grpc_target.rpartition(":")[2]))
-        attack.send(h2frame(PING, data=b"12345678") * 1000, 50)
-        assert attack.goaway() == ENHANCE_YOUR_CALM
+        with Http2(int(server.grpc_target.rpartition(":")[2])) as attack:
+            attack.send(h2frame(PING, data=b"12345678") * 1000, 50)
+            assert attack.goaway() == ENHANCE_YOUR_CALM
     else:
         flood_with_resets(server)
 

@@ -28,11 +28,14 @@ def server(tmp_path: Path) -> Iterator[TlsServer]:
         assert " ERROR " not in server.log
 
 
-def silent(server: TlsServer, sent: bytes = b"") -> socket.socket:
-    """A connection that begins a handshake at most."""
-    sock = socket.create_connection(("127.0.0.1", server.kafka_port), timeout=30)
-    sock.sendall(sent)
-    return sock
+@contextlib.contextmanager
+def silent(server: TlsServer, count: int, sent: bytes = b"") -> Iterator[None]:
+    """Connections that begin a handshake at most."""
+    with contextlib.ExitStack() as opened:
+        for _ in range(count):
+            sock = opened.enter_context(socket.create_connection(("127.0.0.1", server.kafka_port), timeout=30))
+            sock.sendall(sent)
+        yield
 
 
 def metrics(server: TlsServer) -> dict[str, float]:
@@ -58,31 +61,30 @@ def is_served(server: TlsServer) -> bool:
 def test_connections_in_a_handshake_count(server: TlsServer) -> None:
     """Else unlimited handshakes would take the file descriptors of the database."""
     before = descriptors(server)
-    hostile = [silent(server, b"\x16\x03\x01") for _ in range(5 * MAX_CONNECTIONS)]
-    poll(lambda: metrics(server).get("limit") == 4 * MAX_CONNECTIONS, 20, "refusals")
-    assert metrics(server)["open"] == MAX_CONNECTIONS
-    assert descriptors(server) <= before + MAX_CONNECTIONS + 2  # and that of the metrics
-    for each in hostile:
-        each.close()
+    with silent(server, 5 * MAX_CONNECTIONS, b"\x16\x03\x01"):
+        poll(lambda: metrics(server).get("limit") == 4 * MAX_CONNECTIONS, 20, "refusals")
+        assert metrics(server)["open"] == MAX_CONNECTIONS
+        assert descriptors(server) <= before + MAX_CONNECTIONS + 2  # and that of the metrics
     poll(lambda: metrics(server)["open"] == 0, 20, "the end of the handshakes")
     assert metrics(server)["handshake"] == MAX_CONNECTIONS
 
 
 def test_who_never_finishes_keeps_nobody_out(server: TlsServer) -> None:
-    with Wire(server.kafka_port, tls=server.trust) as old:
-        hostile = [silent(server) for _ in range(2 * MAX_CONNECTIONS)]
+    with (
+        Wire(server.kafka_port, tls=server.trust) as old,
+        silent(server, 2 * MAX_CONNECTIONS),
+        contextlib.ExitStack() as opened,
+    ):
         poll(lambda: metrics(server)["open"] == MAX_CONNECTIONS, 20, "a full house")
         begun = time.monotonic()
         good = []
         for _ in range(3):
             poll(lambda: is_served(server), 20, "a good client gets in")
-            good.append(Wire(server.kafka_port, tls=server.trust))
+            good.append(opened.enter_context(Wire(server.kafka_port, tls=server.trust)))
             assert metrics(server)["open"] <= MAX_CONNECTIONS
         assert time.monotonic() - begun < 10  # a handshake has 15 s
         for wire in (old, *good):  # open connections stay
             assert wire.call(ApiKey.METADATA, topics=[])["brokers"]
-        for each in (*hostile, *good):
-            each.close()
 
 
 def test_who_speaks_no_tls_is_counted_and_the_first_is_logged(server: TlsServer) -> None:
@@ -114,11 +116,9 @@ def test_the_core_of_grpc_logs_no_stranger(server: TlsServer) -> None:
 
 def test_a_stop_waits_for_no_handshake(tmp_path: Path) -> None:
     with TlsServer(tmp_path, kafka=True) as server:
-        hostile = [silent(server, b"\x16\x03\x01") for _ in range(MAX_CONNECTIONS)]
-        poll(lambda: metrics(server)["open"] == MAX_CONNECTIONS, 20, "handshakes that have begun")
-        begun = time.monotonic()
-        assert server.stop() == 0
-        assert time.monotonic() - begun < 5
+        with silent(server, MAX_CONNECTIONS, b"\x16\x03\x01"):
+            poll(lambda: metrics(server)["open"] == MAX_CONNECTIONS, 20, "handshakes that have begun")
+            begun = time.monotonic()
+            assert server.stop() == 0
+            assert time.monotonic() - begun < 5
         assert "Traceback" not in server.log
-        for each in hostile:
-            each.close()

@@ -109,8 +109,7 @@ def test_connections(server: ServerProcess) -> None:
         with pytest.raises(RefusedError) as upgrade:
             WebSocket(server.base, key="small")
         assert (upgrade.value.status, upgrade.value.body["error"]["code"]) == (429, "throttled")
-        kafka = KafkaWire(server.kafka_port)
-        held.callback(kafka.socket.close)
+        kafka = held.enter_context(KafkaWire(server.kafka_port))
         answer = kafka.authenticate("small")
         assert (answer["error_code"], "connection limit" in answer["error_message"]) == (58, True)
         with pytest.raises(ClosedError):
@@ -122,9 +121,8 @@ def test_connections(server: ServerProcess) -> None:
         assert more == {("http", CONNECTIONS): 2, ("websocket", CONNECTIONS): 1, ("kafka", CONNECTIONS): 1}
     poll(lambda: _answered(server) == 200, 20, "room for a connection")
     with ExitStack() as held:
-        kafkas = [KafkaWire(server.kafka_port) for _ in range(3)]
-        for each in kafkas:
-            held.callback(each.socket.close)
+        for _ in range(3):
+            each = held.enter_context(KafkaWire(server.kafka_port))
             assert each.authenticate("small")["error_code"] == 0
         assert _answered(server) == 429, "those of Kafka count too"
     poll(lambda: _answered(server) == 200, 20, "room for a connection")
@@ -138,16 +136,15 @@ def _answered(server: ServerProcess) -> int:
 
 def http2(server: ServerProcess, expect: int) -> None:
     """One request over HTTP/2; a refused connection is ended with GOAWAY."""
-    attack = Http2(server.http_port)
     fields = [(":method", "GET"), (":path", "/v0/topics/t"), (":scheme", "http"), (":authority", "localhost")]
     block = Encoder().encode([*fields, ("authorization", "Bearer small")], huffman=False)
-    attack.send(h2frame(HEADERS, END_HEADERS | END_STREAM, 1, block))
-    if expect == 200:
-        poll(lambda: b"next_seq" in attack.heard or b"head_seq" in attack.heard, 20, "an answer")
-        attack.close()
-    else:
-        assert attack.goaway() == 0, attack.heard
-        assert b"throttled" in attack.heard
+    with Http2(server.http_port) as attack:
+        attack.send(h2frame(HEADERS, END_HEADERS | END_STREAM, 1, block))
+        if expect == 200:
+            poll(lambda: b"next_seq" in attack.heard or b"head_seq" in attack.heard, 20, "an answer")
+        else:
+            assert attack.goaway() == 0, attack.heard
+            assert b"throttled" in attack.heard
 
 
 def test_a_connection_of_many_keys_counts_for_each(server: ServerProcess) -> None:
@@ -304,9 +301,8 @@ def test_bytes_of_kafka(server: ServerProcess) -> None:
     topic = {"name": "t", "partition_data": [{"index": 0, "records": bytes(400_000)}]}
     body: dict[str, Any] = {"transactional_id": None, "acks": -1, "timeout_ms": 1000, "topic_data": [topic]}
     with ExitStack() as held:
-        wires = [KafkaWire(server.kafka_port) for _ in range(3)]
+        wires = [held.enter_context(KafkaWire(server.kafka_port)) for _ in range(3)]
         for wire, key in zip(wires, ("small", "small", "full-key"), strict=True):
-            held.callback(wire.socket.close)
             assert wire.authenticate(key)["error_code"] == 0
         first, second, other = wires
         large = b"".join(first.request(ApiKey.PRODUCE, 8, 7, body))

@@ -104,8 +104,7 @@ def test_groups_of_others(full: Api, tenant: Api, server: ServerProcess) -> None
     ]
     assert [reply.status_code for reply in told] == [200, 200, 200, 403, 403, 200]
     assert not [reply.text for reply in told if SECRET in reply.text]
-    wire = Wire(server.kafka_port)
-    try:
+    with Wire(server.kafka_port) as wire:
         assert wire.authenticate("tenant")["error_code"] == 0
         asked: list[tuple[ApiKey, int, dict[str, Any]]] = [
             (ApiKey.METADATA, 8, {"topics": None, "allow_auto_topic_creation": False}),
@@ -116,8 +115,6 @@ def test_groups_of_others(full: Api, tenant: Api, server: ServerProcess) -> None
             (ApiKey.DESCRIBE_GROUPS, 5, {"groups": ["b.group"], "include_authorized_operations": False}),
         ]
         answers = [repr(wire.call(api, version, **body)) for api, version, body in asked]
-    finally:
-        wire.socket.close()
     assert not [answer for answer in answers if SECRET in answer]
     assert "b.g" in answers[0]
 

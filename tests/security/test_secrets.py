@@ -12,6 +12,7 @@ from protocols.conftest import with_key
 from security.held import bearer
 from security.secure_server import TlsServer, reload
 
+from support.bulk import START_SECONDS
 from support.http import Wire, ok
 from support.kafka_wire import Wire as KafkaWire
 from support.server import ServerProcess
@@ -88,11 +89,10 @@ def others(server: ServerProcess, said: list[str]) -> None:
                     stub.GetTopic(pb.GetTopicRequest(topic="none"), metadata=metadata, timeout=30)
                 except grpc.RpcError as error:
                     said.append(repr(error))
-        kafka = KafkaWire(server.kafka_port)
-        said.append(repr(kafka.authenticate(key)))
-        if key == KEY:
-            said.append(repr(kafka.call(ApiKey.METADATA, 8, topics=None, allow_auto_topic_creation=False)))
-        kafka.socket.close()
+        with KafkaWire(server.kafka_port) as kafka:
+            said.append(repr(kafka.authenticate(key)))
+            if key == KEY:
+                said.append(repr(kafka.call(ApiKey.METADATA, 8, topics=None, allow_auto_topic_creation=False)))
 
 
 def ps(server: ServerProcess) -> dict[str, str]:
@@ -144,7 +144,7 @@ def test_the_key_of_tls_is_nowhere_to_be_read(tmp_path: Path) -> None:
         server.key.write_text(good)  # a reader that starts reads it too
         keys.write_text(f"{KEY}:nonsense\n")
         reload(server, "SIGHUP: the API keys stay as they were")
-        poll(lambda: server.log.count("bulk reader 0: gRPC port") == 1, 30, "the bulk reader")
+        poll(lambda: server.log.count("bulk reader 0: gRPC port") == 1, START_SECONDS, "the bulk reader")
         shown = ps(server)
     for where, text in {"log": server.log, **shown}.items():
         assert not any(line in text for line in lines[1:-1]), where

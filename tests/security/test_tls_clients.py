@@ -101,11 +101,12 @@ def test_clients_that_leave_in_the_middle_leave_nothing(server: TlsServer) -> No
     for n in range(300):
         if n % 3 == 0:
             sock: socket.socket = socket.create_connection(("127.0.0.1", server.http_port), timeout=30)
-            sock.sendall(b"\x16\x03\x01\x02\x00\x01\x00" if n % 2 else b"\x80nonsense")
+            sent = b"\x16\x03\x01\x02\x00\x01\x00" if n % 2 else b"\x80nonsense"
         else:
             sock = server.socket()
-            sock.sendall(GET.replace(b"%b", b"v0/health")[: n % 40])
-        if n % 2:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
-        sock.close()
+            sent = GET.replace(b"%b", b"v0/health")[: n % 40]
+        with sock:
+            sock.sendall(sent)
+            if n % 2:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
     poll(lambda: opened() <= before + 1, 20, f"file descriptors as before: {before}, and now {opened()}")

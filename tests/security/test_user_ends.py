@@ -11,6 +11,7 @@ from security.callers import ENV, api, basic, codes, grpc_web, kafka, rpc, token
 from security.held import Held
 from security.secure_server import audit_lines, reload
 
+from support.bulk import START_SECONDS
 from support.http import ok, refused
 from support.server import ServerProcess
 from support.tokens import claims, hs256, public_pem, rs256, rsa_key
@@ -38,23 +39,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def test_streams_end_with_their_token(server: ServerProcess) -> None:
-    expires = int(time.time()) + 4
-    short, long = Held(server, token(exp=expires), "shop.a"), Held(server, token(), "shop.a")
-    with kafka(server, "x", hs256(claims(exp=expires))) as wire:
+    expires = int(time.time()) + 8  # time for all to begin
+    with (
+        kafka(server, "x", hs256(claims(exp=expires))) as wire,
+        Held(server, token(exp=expires), "shop.a") as short,
+        Held(server, token(), "shop.a") as long,
+    ):
         assert codes(wire.call(ApiKey.METADATA, topics=[{"name": "shop.a"}])) == [0]
         assert short.ends() == {"sse": "RemoteProtocolError", "grpc": "UNAUTHENTICATED", "websocket": "cut"}
         assert time.time() >= expires
         assert codes(wire.call(ApiKey.METADATA, topics=[{"name": "shop.a"}])) == [29]
         assert wire.is_closed()
-    with api(server, ROOT) as http:
-        http.append("shop.a", "more")
-    assert long.goes_on()
-    short.close()
-    long.close()
+        with api(server, ROOT) as http:
+            http.append("shop.a", "more")
+        assert long.goes_on()
 
 
 def test_a_fetch_that_waits_ends_with_its_token(server: ServerProcess) -> None:
-    with kafka(server, "x", hs256(claims(exp=int(time.time()) + 2))) as wire:
+    with kafka(server, "x", hs256(claims(exp=int(time.time()) + 5))) as wire:
         partition = {"partition": 0, "fetch_offset": 1, "partition_max_bytes": 1 << 20}
         topics = [{"topic": "far", "partitions": [partition]}]
         wire.send(ApiKey.FETCH, 12, {"max_wait": 30_000, "min_bytes": 1, "max_bytes": 1 << 20, "topics": topics})
@@ -68,18 +70,18 @@ def test_users_come_and_go(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "s", env=env, kafka=True) as server:
         with api(server, basic("ops", "sekret-1")) as ops:
             ok(ops.put("shop.a"), 201)
-            gone, kept = (
-                Held(server, basic("shop", "sekret-2"), "shop.a"),
-                Held(server, basic("ops", "sekret-1"), "shop.a"),
-            )
-            with kafka(server, "shop", "sekret-2") as wire:
-                file.write_text("ops:sekret-1:dba\nshop:sekret-3:service:shop.\nnew:sekret-4:user\n")
-                reload(server, "3 users, 1 of them new, 0 removed, 1 changed")
-                assert gone.ends() == {"sse": "RemoteProtocolError", "grpc": "UNAUTHENTICATED", "websocket": "cut"}
-                assert codes(wire.call(ApiKey.METADATA, topics=[{"name": "shop.a"}])) == [29]
-                assert wire.is_closed()
-            ops.append("shop.a", 1)
-            assert kept.goes_on(), "its password is the same"
+            with (
+                Held(server, basic("shop", "sekret-2"), "shop.a") as gone,
+                Held(server, basic("ops", "sekret-1"), "shop.a") as kept,
+            ):
+                with kafka(server, "shop", "sekret-2") as wire:
+                    file.write_text("ops:sekret-1:dba\nshop:sekret-3:service:shop.\nnew:sekret-4:user\n")
+                    reload(server, "3 users, 1 of them new, 0 removed, 1 changed")
+                    assert gone.ends() == {"sse": "RemoteProtocolError", "grpc": "UNAUTHENTICATED", "websocket": "cut"}
+                    assert codes(wire.call(ApiKey.METADATA, topics=[{"name": "shop.a"}])) == [29]
+                    assert wire.is_closed()
+                ops.append("shop.a", 1)
+                assert kept.goes_on(), "its password is the same"
             for header, status in ((basic("shop", "sekret-2"), 401), (basic("shop", "sekret-3"), 200),
                                    (basic("new", "sekret-4"), 403)):  # fmt: skip
                 with api(server, header) as http:
@@ -87,8 +89,6 @@ def test_users_come_and_go(tmp_path: Path) -> None:
             file.write_text("ops:sekret-1:emperor\n")
             reload(server, "SIGHUP: the users stay as they were: TOPICS_SQL_USERS_FILE")
             ok(ops.get("shop.a"))
-        for held in (gone, kept):
-            held.close()
         assert server.stop() == 0
         reloads = [line for line in audit_lines(audit) if line["action"] == "users.reload"]
         assert [(line["outcome"], line.get("added"), line.get("changed")) for line in reloads] == [
@@ -106,16 +106,15 @@ def test_another_key_of_tokens(tmp_path: Path) -> None:
         confused = f"Bearer {hs256(claims('dba'), file.read_bytes())}"
         with api(server, old) as http:
             ok(http.put("a"), 201)
-        held = Held(server, old, "a")
-        for wrong in (new, confused, token("dba"), ""):
-            with api(server, wrong) as http:
-                refused(http.get("a"), 401, "unauthorized")
-        file.write_text("rubbish")
-        reload(server, "SIGHUP: the key of tokens stays as it was")
-        file.write_bytes(public_pem(rsa_key(number=1)))
-        reload(server, "SIGHUP: the key of tokens was read again and is another one")
-        assert held.ends() == {"sse": "RemoteProtocolError", "grpc": "UNAUTHENTICATED", "websocket": "cut"}
-        held.close()
+        with Held(server, old, "a") as held:
+            for wrong in (new, confused, token("dba"), ""):
+                with api(server, wrong) as http:
+                    refused(http.get("a"), 401, "unauthorized")
+            file.write_text("rubbish")
+            reload(server, "SIGHUP: the key of tokens stays as it was")
+            file.write_bytes(public_pem(rsa_key(number=1)))
+            reload(server, "SIGHUP: the key of tokens was read again and is another one")
+            assert held.ends() == {"sse": "RemoteProtocolError", "grpc": "UNAUTHENTICATED", "websocket": "cut"}
         for header, status in ((old, 401), (new, 200)):
             with api(server, header) as http:
                 assert http.get("a").status_code == status
@@ -126,12 +125,10 @@ def test_a_user_who_changes_itself_gets_the_answer(server: ServerProcess) -> Non
     """Everything else that runs under it ends."""
     with api(server, ROOT) as root:
         ok(root.send("POST", "/api/sql", {"sql": "CREATE USER 'self' WITH PASSWORD 'sekret-1' ROLE dba"}))
-    held = Held(server, basic("self", "sekret-1"), "shop.a")
-    with api(server, basic("self", "sekret-1")) as http:
+    with Held(server, basic("self", "sekret-1"), "shop.a") as held, api(server, basic("self", "sekret-1")) as http:
         ok(http.send("POST", "/api/sql", {"sql": "ALTER USER 'self' SET PASSWORD 'sekret-2'"}))
         assert held.ends() == {"sse": "RemoteProtocolError", "grpc": "UNAUTHENTICATED", "websocket": "cut"}
         refused(http.get("shop.a"), 401, "unauthorized")
-    held.close()
     caller = rpc(server, basic("self", "sekret-2"))
     stub = sql_service_pb2_grpc.SqlServiceStub(caller.channel)
     request = sql_service_pb2.ExecuteRequest(sql="DROP USER 'self'")
@@ -173,9 +170,9 @@ def test_a_user_of_create_user_on_every_interface(tmp_path: Path) -> None:
             assert grpc_web(server, header) == "0"
             caller = rpc(server, header)
             assert caller.call("GetTopic", pb.GetTopicRequest(topic="shop.a")).state.topic == "shop.a"
-            poll(lambda: readers_known_to(server, ROOT), 30, "a bulk reader")
+            poll(lambda: readers_known_to(server, ROOT), START_SECONDS, "a bulk reader")
             assert readers_known_to(server, header) == 0
-            kafka(server, "made", password).socket.close()
+            kafka(server, "made", password).close()
             assert server.stop() == 0
             server.start()
         with api(server, ROOT) as root:

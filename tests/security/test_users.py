@@ -78,10 +78,9 @@ def test_a_right_credential_on_every_interface(server: ServerProcess, authorizat
     caller = rpc(server, authorization)
     assert caller.call("GetTopic", pb.GetTopicRequest(topic="shop.a")).state.topic == "shop.a"
     assert len(list(caller.call("BulkDiff", pb.BulkDiffRequest(topic="shop.a", from_seq=0)))) > 0
-    socket = WebSocket(server.base, authorization=authorization)
-    socket.subscribe(topic="shop.a", from_seq=0)
-    assert socket.wait("record")["topic"] == "shop.a"
-    socket.close()
+    with WebSocket(server.base, authorization=authorization) as socket:
+        socket.subscribe(topic="shop.a", from_seq=0)
+        assert socket.wait("record")["topic"] == "shop.a"
     assert grpc_web(server, authorization) == "0"
 
 
@@ -130,9 +129,8 @@ def test_long_credentials(server: ServerProcess) -> None:
         assert rpc(server, authorization).refused("GetTopic", pb.GetTopicRequest(topic="x")).code in (
             "RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL",
         )  # fmt: skip
-        wire = Wire(server.kafka_port)
-        assert wire.authenticate(authorization, "root")["error_code"] == 58
-        wire.socket.close()
+        with Wire(server.kafka_port) as wire:
+            assert wire.authenticate(authorization, "root")["error_code"] == 58
     with api(server, basic("root", "x" * 20_000)) as http:
         refused(http.get("shop.a"), 401, "unauthorized")
 

@@ -15,6 +15,9 @@ from topics_proto.v1 import admin_service_pb2 as admin_pb
 from topics_proto.v1 import admin_service_pb2_grpc, record_pb2, topics_service_pb2_grpc
 from topics_proto.v1 import topics_service_pb2 as pb
 
+START_SECONDS = 60.0
+"""The time that the server gives a bulk reader to start, which has a low priority where cores are busy."""
+
 
 class Client:
     """Calls one process, a server or a bulk reader."""
@@ -67,7 +70,7 @@ class Client:
 
     def readers(self, count: int) -> list[int]:
         """The ports, once the given number takes calls."""
-        return poll(lambda: ports if len(ports := self.listed()) == count else None, 30, "bulk readers") or []
+        return poll(lambda: ports if len(ports := self.listed()) == count else None, START_SECONDS, "readers") or []
 
     def close(self) -> None:
         self.channel.close()

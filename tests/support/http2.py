@@ -1,10 +1,11 @@
 """HTTP/2 frames as a client may send them that keeps to no rule."""
 
+import contextlib
 import socket
 import struct
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from hpack import Decoder, Encoder
 
@@ -90,6 +91,14 @@ class Http2:
         return {stream: Answer(status, bodies.get(stream, b"")) for stream, status in statuses.items()}
 
     def close(self) -> None:
-        self.sock.shutdown(socket.SHUT_RDWR)
+        """End the connection, unless the server has."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
         self.reading.join(20)
         self.sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

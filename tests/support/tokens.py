@@ -16,8 +16,8 @@ SECRET = "the secret of tokens, of 40 characters.."
 
 
 def claims(role: Any = "service", **more: Any) -> dict[str, Any]:
-    """Claims that are valid for five minutes; those that are None are left out."""
-    made = {"sub": "agent", "role": role, "exp": int(time.time()) + 300, **more}
+    """Claims that are valid for an hour, longer than a run of tests; those that are None are left out."""
+    made = {"sub": "agent", "role": role, "exp": int(time.time()) + 3600, **more}
     return {name: value for name, value in made.items() if value is not None}
 
 

@@ -62,17 +62,24 @@ class WebSocket:
         self, base: str, path: str = "/v0/ws", *, buffer: int = 0, key: str | None = None, **headers: str
     ) -> None:
         url = urlsplit(base)
-        self.sock = socket.socket()
-        if buffer:
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-        self.sock.settimeout(20)
-        self.sock.connect((url.hostname or "", url.port or 0))
+        if key is not None:
+            headers["authorization"] = f"Bearer {key}"
         self._data = b""
         self._skipped: list[dict[str, Any]] = []
         self.texts: list[str] = []  # in order of arrival
-        if key is not None:
-            headers["authorization"] = f"Bearer {key}"
-        self.sock.sendall(upgrade(path, headers))
+        self.sock = socket.socket()
+        try:
+            if buffer:
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+            self.sock.settimeout(20)
+            self.sock.connect((url.hostname or "", url.port or 0))
+            self._upgrade(upgrade(path, headers))
+        except BaseException:
+            self.sock.close()
+            raise
+
+    def _upgrade(self, request: bytes) -> None:
+        self.sock.sendall(request)
         while b"\r\n\r\n" not in self._data:
             self._data += self._more()
         head, _, self._data = self._data.partition(b"\r\n\r\n")
@@ -80,7 +87,6 @@ class WebSocket:
         if not status.startswith("HTTP/1.1 101"):
             while more := self.sock.recv(65536):
                 self._data += more
-            self.sock.close()
             pairs = (line.partition(": ") for line in lines)
             raise RefusedError(int(status.split()[1]), {n.lower(): v for n, _, v in pairs}, json.loads(self._data))
 
