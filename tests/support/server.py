@@ -173,6 +173,11 @@ class ServerProcess:
         """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
+    def cpu_seconds(self) -> float:
+        """The CPU time that the process has used, without its children."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def signal(self, signum: signal.Signals) -> None:
         """Send a signal to the process group."""
         os.killpg(self.pid, signum)

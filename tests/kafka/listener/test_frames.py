@@ -8,6 +8,7 @@ import ssl
 import struct
 import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -152,13 +153,12 @@ def test_random_frames(seed: int, server: ServerProcess, wire: Wire) -> None:
 
 def test_announced_memory_is_not_taken(server: ServerProcess, wire: Wire) -> None:
     before = rss(server)
-    hostile = [Wire(server.kafka_port) for _ in range(300)]
-    for each in hostile:
-        each.socket.sendall(struct.pack(">i", 100 << 20) + bytes(20_000))
-    assert wire.call(ApiKey.API_VERSIONS, **SOFTWARE)["error_code"] == 0
-    assert rss(server) - before < 96 << 20
-    for each in hostile:
-        each.close()
+    with ExitStack() as hostile:
+        for _ in range(300):
+            each = hostile.enter_context(Wire(server.kafka_port))
+            each.socket.sendall(struct.pack(">i", 100 << 20) + bytes(20_000))
+        assert wire.call(ApiKey.API_VERSIONS, **SOFTWARE)["error_code"] == 0
+        assert rss(server) - before < 96 << 20
     poll(lambda: _gauge(server, "topics_kafka_connections") == 1, what="closed connections")
     assert _gauge(server, "topics_kafka_frame_bytes") == 0
 
