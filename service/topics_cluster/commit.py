@@ -43,8 +43,8 @@ class LogCommit(Commit):
     def for_engine(
         cls, engine: Engine, store: ShardStore, on_failed: Callable[[BaseException], None] = lambda _error: None
     ) -> "LogCommit":
-        """The commit of the engine's writes. `on_failed` is called on the loop when the node has lost the shard, after
-        the engine refuses writes and before calls that wait are told."""
+        """The commit of the engine's writes. `on_failed` is called on the loop when the node has lost the shard, once
+        the engine refuses writes, and before calls that wait have failed."""
 
         def fail(error: BaseException) -> None:
             engine.sync_failed(error)

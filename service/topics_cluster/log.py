@@ -3,7 +3,7 @@
 The log is objects with numbers, each made with put-if-absent. The owner of epoch e acknowledges number n once it has
 made all its numbers up to n, and begins no number n + window before. A node that wants to own the shard reads the log
 to its end and puts a *fence* at the first number that is free: from then on epoch e can acknowledge nothing there or
-above. Objects that the former owner has under way lie below the fence's `resume`, where nobody reads.
+above. Objects that the former owner has under way lie below the fence's `resume`, and no reader gets them.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ MAX_WINDOW: Final = 16
 MAX_OBJECT_BYTES: Final = 4 << 20
 """An object with more than one batch has no larger body."""
 EARLY_BYTES: Final = 512 << 10
-"""So many pending bytes open a further slot at once."""
+"""Pending bytes that open a further slot at once."""
 
 _USUAL_SECONDS: Final = 0.05  # of a PUT, before one has been seen
 _SMOOTHING: Final = 0.125
@@ -95,7 +95,7 @@ class Appender:
         self.next = first
         """The number of the next object."""
         self.fenced = False
-        """Whether another owner was met: nothing is begun or acknowledged any more."""
+        """True once another owner was met: nothing is begun or acknowledged after that."""
         self.usual_seconds = _USUAL_SECONDS
         """The smoothed time of a PUT."""
         self.unacknowledged_bytes = 0
@@ -171,7 +171,7 @@ class Appender:
     def exists(self, number: int, found: bytes | None) -> Literal["ours", "fenced", "again"]:
         """Tell what it means that the store refused to make an object, by what it has under that name.
 
-        "ours": an earlier answer was lost, go on with `created`. "again": nothing is there, so a PUT is on its way:
+        "ours": an earlier answer was lost, `created` follows. "again": nothing is there, so a PUT is on its way:
         repeat. "fenced": another owner's; the appender is at its end.
         """
         if found is None:
@@ -206,7 +206,7 @@ class Tail:
         return self.applied > self.position.ticket
 
     def read(self, data: bytes | None) -> LogObject | None:
-        """Read what the store has under `next`, and go on behind it. None: the end of the log, for now.
+        """Read what the store has under `next` and move behind it. None: the end of the log, for now.
 
         Batches up to `applied` are left out. Of a fence the header says which epoch begins, and where.
 
@@ -242,7 +242,7 @@ class Tail:
         return last >= self.next + self._window
 
     def fence(self, nonce: bytes, window: int = MAX_WINDOW) -> Put:
-        """The fence to make at `next`, where the log was seen to end. Go on with `read` of it, or of what is there."""
+        """The fence to make at `next`, where the log was seen to end. Then `read` it, or what is there instead."""
         epoch, number, ticket = self.position
         header = Header(Kind.FENCE, self.shard, epoch + 1, number, number + window, ticket, nonce)
         return Put(number, objects.name(self.shard, number), objects.encode(header), ticket, 0)

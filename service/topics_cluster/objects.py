@@ -18,7 +18,7 @@ from topics_service.storage.store import Family
 NONCE_BYTES: Final = 16
 HEADER_BYTES: Final = 76
 ROW: Final = struct.Struct(">BBII")
-"""What a row begins with: op, family, length of the key, length of the value. Key and value follow."""
+"""Begin of a row: op, family, length of the key, length of the value. Key and value follow."""
 
 _MAGIC: Final = b"TOPICLOG"
 _VERSION: Final = 1
@@ -63,7 +63,7 @@ class Op(IntEnum):
 
 
 class Header(NamedTuple):
-    """What is known of an object without its rows."""
+    """All that is known of an object without its rows."""
 
     kind: Kind
     shard: int
@@ -116,7 +116,7 @@ def row(op: Op, family: Family, key: bytes, value: bytes = b"") -> bytes:
 
 
 def batch_start(ticket: int, rows: int) -> bytes:
-    """The bytes that a batch of so many rows begins with."""
+    """The bytes before the rows of a batch."""
     return _BATCH.pack(ticket, rows)
 
 

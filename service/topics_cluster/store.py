@@ -119,13 +119,13 @@ class ShardStore(RocksStore):
     def own(self, uploader: Uploader) -> None:
         """Write to the log from now on, as the owner of the uploader's epoch."""
         assert self._uploader is None, "a store has one uploader at a time"
-        assert self.ticket == uploader.position.ticket, "the log goes on where the rows end"
+        assert self.ticket == uploader.position.ticket, "the log continues where the rows end"
         self._uploader = uploader
         self._offsets.clear()
         self.on_written = uploader.wake
 
     def disown(self) -> None:
-        """Take no writes any more. Where nothing `is_ahead`, the store can go on as a follower's."""
+        """Take no more writes. Unless it `is_ahead`, the store can be a follower's from now on."""
         self._position = self.position
         self._uploader = None
 
@@ -196,14 +196,14 @@ class ShardStore(RocksStore):
             self._position, self.ticket = position, ticket
 
     def sync(self) -> None:
-        """See Store. An owner also waits until all is in the object store, but not for ever: raises StoreError after
-        10 s, when the uploader is stopped, and when another node owns the shard."""
+        """See Store. An owner also waits until all is in the object store. Raises StoreError after 10 s, when the
+        uploader is stopped, and when another node owns the shard."""
         super().sync()
         if self._uploader is not None:
             self._uploader.wait(self.ticket, _SYNC_SECONDS)
 
     def close(self) -> None:
-        """See Store. Does not wait for the object store: whoever needs that calls `sync` before."""
+        """See Store. Does not wait for the object store; `sync` does."""
         self.disown()
         super().close()
 

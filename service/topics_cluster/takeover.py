@@ -34,7 +34,7 @@ class BrokenLogError(TakeoverError):
 
 
 class Ownership(NamedTuple):
-    """An epoch of a shard, in which nobody else acknowledges anything."""
+    """An epoch of a shard, in which no other node acknowledges anything."""
 
     shard: int
     position: Position
@@ -48,8 +48,8 @@ class Ownership(NamedTuple):
 
     @property
     def boot_id(self) -> str:
-        """What the engine takes for the boot of the machine: another one in each epoch, so that it recovers as after a
-        power cut, unless the former owner has closed it."""
+        """The name by which the engine knows this boot of the machine: another one in each epoch, so that it recovers
+        as after a power cut, unless the former owner has closed it."""
         return f"epoch {self.epoch}"
 
 
@@ -67,7 +67,7 @@ async def take_over(
     newest: Newest = no_checkpoint,
     least_epoch: int = 0,
 ) -> Ownership:
-    """Read the log to its end, fence it there and own the shard. Cancelling may leave a fence, which harms nobody.
+    """Read the log to its end, fence it there and own the shard. Cancelling may leave a fence, which does no harm.
 
     A fence with `nonce` that a former owner has put for this node counts as its own. `least_epoch` is the epoch that
     the shard is known to have had.
@@ -90,7 +90,7 @@ async def take_over(
                 raise GivenWayError(f"another node has fenced shard {shard}, as epoch {tail.position.epoch}")
             if tail.is_ahead:
                 raise StoreAheadError(
-                    f"shard {shard}: the store goes on to ticket {store.ticket}, the log ends at {tail.position.ticket}"
+                    f"shard {shard}: the store ends at ticket {store.ticket}, the log ends at {tail.position.ticket}"
                 )
             await _check_log(bucket, tail, newest, least_epoch)
             attempted = True

@@ -38,8 +38,8 @@ class UploadStatistics:
 class Uploader:
     """Makes the objects of one epoch, several at once, and tries each until it is there or another owner is met.
 
-    `on_acknowledged(ticket)` and `on_failed(error)` are called on the thread, the latter once, with a FencedError or an
-    error that nobody expects; nothing is acknowledged after it.
+    `on_acknowledged(ticket)` and `on_failed(error)` are called on the thread, the latter once, with a FencedError or
+    an unexpected error; nothing is acknowledged after it.
     """
 
     def __init__(self, bucket: Bucket, shard: int, position: Position, nonce: bytes, window: int = 4) -> None:
@@ -84,14 +84,14 @@ class Uploader:
             self._call(self._begin)
 
     def waiting_seconds(self) -> float:
-        """How long the oldest object that is not acknowledged has been under way; 0 if there is none."""
+        """The time for which the oldest object that is not acknowledged has been under way; 0 if there is none."""
         with self._changed:
             began = self._appender.waiting_since
             return 0.0 if began is None else max(0.0, self._loop.time() - began)
 
     def wait(self, ticket: int, seconds: float) -> None:
-        """Block until a ticket is acknowledged. Raises StoreError if that fails, ends or takes longer than so many
-        seconds. Not for the uploader's own thread."""
+        """Block until a ticket is acknowledged. Raises StoreError if that fails, is stopped or takes longer than
+        `seconds`. Not for the uploader's own thread."""
         self.wake()
         with self._changed:
             self._changed.wait_for(lambda: self.position.ticket >= ticket or self._is_over, seconds)
@@ -200,7 +200,7 @@ class Uploader:
         now = self._loop.time()
         if now - self._last_complaint >= 1.0:
             self._last_complaint = now
-            log.warning("can't make the object %s, trying again: %s", put.name, error or "no answer in time")
+            log.warning("can't make the object %s, trying again: %s", put.name, str(error) or "no answer in time")
 
     def _fail(self, error: Exception) -> None:
         with self._changed:

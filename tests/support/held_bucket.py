@@ -24,10 +24,9 @@ class HeldBucket(MemoryBucket):
     async def create(self, name: str, parts: Sequence[bytes]) -> bool:
         """See Bucket."""
         self.tried.append(name)
-        while self.fate(name) == "held":
+        while (fate := self.fate(name)) == "held":
             await asyncio.sleep(0.001)
         self._reach()
-        fate = self.fate(name)
         if fate == "error":
             raise BucketError("the store said 500")
         made = await super().create(name, parts)
@@ -39,6 +38,18 @@ class HeldBucket(MemoryBucket):
         """See Bucket."""
         self._reach()
         return await super().get(name)
+
+    def objects(self) -> list[bytes]:
+        """All objects, by name."""
+        return [content for _, (content, _) in sorted(self._objects.items())]
+
+    def put(self, name: str, content: bytes) -> None:
+        """Set an object."""
+        self._objects[name] = content, 0.0
+
+    def drop(self, name: str) -> None:
+        """Remove an object."""
+        del self._objects[name]
 
     def _reach(self) -> None:
         if self.away:
