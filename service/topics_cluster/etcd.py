@@ -1,4 +1,4 @@
-"""A Coordinator on etcd: entries of nodes and owners under leases, claims by transactions, a watch that goes on."""
+"""A Coordinator on etcd: entries under leases, claims by transactions, a watch that outlives its connections."""
 
 import asyncio
 import logging
@@ -147,7 +147,7 @@ class EtcdCoordinator:
 
 
 class EtcdSession:
-    """A Session whose lease is renewed three times in its length, and begun anew when etcd knows it no more."""
+    """A Session whose lease is renewed three times in its length, and followed by a new one when etcd has lost it."""
 
     def __init__(self, members: Members, prefix: str, seconds: float, clock: Callable[[], float]) -> None:
         self._members = members

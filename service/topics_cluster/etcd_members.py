@@ -25,6 +25,11 @@ _OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 1_000),  # the time for a connection too
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
+_REFUSALS: Final = (
+    grpc.StatusCode.INVALID_ARGUMENT,  # no user, or a wrong password
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+)
 
 
 class Member:
@@ -135,7 +140,7 @@ def failure(member: Member, error: Exception) -> CoordinatorError:
     refused = isinstance(error, EtcdUnauthenticatedError | EtcdPermissionDeniedError)
     if isinstance(error, grpc.aio.AioRpcError):
         text = f"{error.code().name}: {error.details()}"
-        refused = error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+        refused = error.code() in _REFUSALS
     else:
         text = str(error) or "no answer in time"
     return (CoordinatorRefusedError if refused else CoordinatorError)(f"etcd {member.address}: {text}")

@@ -3,29 +3,13 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
 
 import pytest
+from cluster.entries import ONE, TWO, owner
 
-from topics_cluster.coordinator import Addresses, Coordinator, Node, Owner, View, boottime
+from topics_cluster.coordinator import Coordinator, View, boottime
 from topics_cluster.etcd import EtcdCoordinator
 from topics_cluster.memory import MemoryCoordinator, MemoryEntries
-
-ADDRESSES = Addresses(http="a:1", grpc="a:2", kafka="a:3")
-ONE, TWO = (Node(name=name, addresses=ADDRESSES, zone="z", version="1") for name in ("one", "two"))
-
-
-def owner(node: str, epoch: int) -> Owner:
-    return Owner(node=node, addresses=ADDRESSES, epoch=epoch)
-
-
-async def until(coordinator: Coordinator, condition: Callable[[View], bool]) -> View:
-    """The first view in which the condition holds."""
-    async with asyncio.timeout(20), aclosing(coordinator.watch()) as views:  # type: ignore[type-var]
-        async for view in views:
-            if condition(view):
-                return view
-    raise AssertionError("the watch ended")
 
 
 @pytest.fixture(params=["memory", "etcd"])

@@ -2,14 +2,10 @@
 
 import asyncio
 
-from topics_cluster.coordinator import Addresses, Node, Owner, View
+from cluster.entries import ONE, owner
+
+from topics_cluster.coordinator import View
 from topics_cluster.memory import MemoryCoordinator, MemoryEntries
-
-ADDRESSES = Addresses(http="a:1", grpc="a:2")
-
-
-def _owner(node: str, epoch: int) -> Owner:
-    return Owner(node=node, addresses=ADDRESSES, epoch=epoch)
 
 
 class _Clock:
@@ -24,24 +20,24 @@ async def test_a_new_lease_has_no_claims_of_the_one_that_ended() -> None:
     entries = MemoryEntries(clock)
     one, two = MemoryCoordinator(entries), MemoryCoordinator(entries)
     first, second = await one.session(2), await two.session(2)
-    await first.register(Node(name="one", addresses=ADDRESSES))
-    assert await first.claim(0, None, _owner("one", 1))
-    assert not await second.claim(0, None, _owner("two", 2))
+    await first.register(ONE)
+    assert await first.claim(0, None, owner("one", 1))
+    assert not await second.claim(0, None, owner("two", 2))
     one.reachable = False
     clock.now += 1.5
-    assert (await two.view()).owners == {0: _owner("one", 1)}
+    assert (await two.view()).owners == {0: owner("one", 1)}
     assert first.valid_until == 102.0
     clock.now += 1
     assert (await two.view()).owners == {}
     assert (await two.view()).nodes == {}
-    assert await second.claim(0, None, _owner("two", 2))
+    assert await second.claim(0, None, owner("two", 2))
     two.reachable = False
     clock.now += 3  # which ends the lease of the second too
     one.reachable = True
     assert (await one.view()).owners == {}
     assert set((await one.view()).nodes) == {"one"}
     assert first.valid_until < clock.now  # the second may have acknowledged what the first has not seen
-    assert await first.claim(0, None, _owner("one", 1))
+    assert await first.claim(0, None, owner("one", 1))
     assert first.valid_until == clock.now + 2
 
 
@@ -58,12 +54,12 @@ async def test_watchers_see_each_state_and_nothing_twice() -> None:
 
     following = asyncio.create_task(follow())
     session = await coordinator.session(60)
-    await session.register(Node(name="one", addresses=ADDRESSES))
-    assert await session.claim(0, None, _owner("one", 0))
-    assert await session.claim(0, _owner("one", 0), _owner("one", 1))
-    await session.give_up(0, _owner("one", 0))  # an older entry: nothing of it is there
+    await session.register(ONE)
+    assert await session.claim(0, None, owner("one", 0))
+    assert await session.claim(0, owner("one", 0), owner("one", 1))
+    await session.give_up(0, owner("one", 0))  # an older entry: nothing of it is there
     await coordinator.want(0, "two")
     await asyncio.wait_for(enough.wait(), 10)
     following.cancel()
-    assert seen[-1].owners == {0: _owner("one", 1)}
+    assert seen[-1].owners == {0: owner("one", 1)}
     assert len(seen) == len({view.revision for view in seen})

@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import requests
 
@@ -13,8 +13,6 @@ from support.missing import without
 from support.server import DIE_WITH_US
 from support.waiting import poll
 from support.weed import free_ports
-
-_ELECTION_MS = 1000
 
 
 def need_etcd() -> Path:
@@ -26,31 +24,44 @@ def need_etcd() -> Path:
 
 
 class Etcd:
-    """One member. It grants leases of at least 1.5 times `election_ms`, so 2 s with etcd's own default."""
+    """One member. It grants leases of at least 1.5 times its election timeout, so 2 s.
 
-    def __init__(self, folder: Path, *, election_ms: int = _ELECTION_MS, options: tuple[str, ...] = ()) -> None:
+    With `certificate`, its certificate and key, it speaks TLS, and wants a client to show the same.
+    """
+
+    def __init__(self, folder: Path, *, certificate: tuple[Path, Path] | None = None) -> None:
         self._binary = need_etcd()
         self._folder = folder
         self._client, self._peer = free_ports(2)
-        self._options = (f"--heartbeat-interval={election_ms // 10}", f"--election-timeout={election_ms}", *options)
+        self._certificate = certificate
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
         """The host and port of clients."""
-        return f"127.0.0.1:{self._client}"
+        return f"{'localhost' if self._certificate else '127.0.0.1'}:{self._client}"
+
+    @property
+    def url(self) -> str:
+        """The URL of its JSON API."""
+        return f"{'https' if self._certificate else 'http'}://{self.address}"
 
     def start(self) -> None:
         """Start, on the data that is there, and wait until it answers."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        client, peer = f"http://{self.address}", f"http://127.0.0.1:{self._peer}"
+        client = self.url.replace("localhost", "127.0.0.1")
+        peer = f"http://127.0.0.1:{self._peer}"
+        tls: list[str] = []
+        if self._certificate:
+            cert, key = self._certificate
+            tls = [f"--cert-file={cert}", f"--key-file={key}", f"--trusted-ca-file={cert}", "--client-cert-auth"]
         with (self._folder / "etcd.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
                     *DIE_WITH_US, str(self._binary), "--name=one", f"--data-dir={self._folder / 'data'}",
                     f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
                     f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
-                    f"--initial-cluster=one={peer}", *self._options,
+                    f"--initial-cluster=one={peer}", *tls,
                 ],
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
@@ -68,7 +79,10 @@ class Etcd:
         assert self._process is not None
         assert self._process.poll() is None, (self._folder / "etcd.log").read_text(errors="replace")[-3000:]
         try:
-            return bool(requests.get(f"http://{self.address}/health", timeout=5).json()["health"] == "true")
+            tls: dict[str, Any] = (
+                {"verify": self._certificate[0], "cert": self._certificate} if self._certificate else {}
+            )
+            return bool(requests.get(f"{self.url}/health", timeout=5, **tls).json()["health"] == "true")
         except requests.RequestException:
             return False
 

@@ -43,6 +43,11 @@ class RoughProxy:
         """From now on no answer gets through, until `cut`; for a proxy that is calm."""
         self._way = "swallow"
 
+    def refuse(self) -> None:
+        """From now on no connection holds, until `cut`; for a proxy that is calm."""
+        self._way = "refuse"
+        self._loop.call_soon_threadsafe(self._cut)
+
     def cut(self) -> None:
         """End all connections. New ones are good."""
         self._way = ""
