@@ -152,6 +152,7 @@ def create_kafka(
     *,
     host: str,
     port: int,
+    leader_epoch: int = 0,
     tls: ssl.SSLContext | None = None,
     handlers: Callable[[ServerContext], Mapping[int, Handler]] = all_handlers,
 ) -> KafkaServer:
@@ -168,6 +169,7 @@ def create_kafka(
         cluster_id=api.cluster_id(),
         host=host,
         port=port,
+        leader_epoch=leader_epoch,
     )
     return KafkaServer(context, sock, tls=tls, handlers=handlers)
 

@@ -19,6 +19,7 @@ from topics_client.errors import (
     UnavailableError,
 )
 from topics_client.retry import Retry
+from topics_client.routes import Link
 from topics_proto.v1 import topics_service_pb2 as pb
 
 _KEYS = "admin-key,reader:read"
@@ -78,16 +79,18 @@ def test_an_absent_server_is_named_and_only_repeatable_calls_are_repeated() -> N
         address = Address.parse(f"topics://s3cret@127.0.0.1:{taken.getsockname()[1]}")
         attempts = 0
 
-        def get(request: pb.GetTopicRequest, **_: object) -> pb.GetTopicResponse:
+        def counted() -> Link:
             nonlocal attempts
             attempts += 1
-            return connection.topics.GetTopic(request)
+            return current()
 
         with Connection(address, retry=Retry(seconds=0.3, first_pause=0.01)) as connection:
+            current = connection._routes.current
+            connection._routes.current = counted  # type: ignore[method-assign]
             for repeatable in (False, True):
-                attempts = 0
+                attempts, request = 0, pb.GetTopicRequest(topic="t")
                 with pytest.raises(UnavailableError) as absent:
-                    connection.unary(get, pb.GetTopicRequest(topic="t"), repeatable=repeatable)  # type: ignore[arg-type]
+                    connection.unary(connection.topics.GetTopic, request, repeatable=repeatable)
                 assert (attempts > 1) is repeatable
                 assert absent.value.reason == "unavailable"
                 assert address.target in str(absent.value)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from topics_kafka.protocol import ApiKey, Message
+from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.settings import KafkaSettings
 from topics_net.loop_budget import LoopBudget
 from topics_net.rate_limited_logger import RateLimitedLogger
@@ -113,6 +113,8 @@ class ServerContext:
     cluster_id: str
     host: str = "127.0.0.1"
     port: int = 9092
+    leader_epoch: int = 0
+    """The epoch of every partition's leader. A single server always leads; in a cluster it is that of the shard."""
     log: RateLimitedLogger = field(default_factory=lambda: RateLimitedLogger(logging.getLogger("topics.kafka")))
     catalog: CatalogView = field(init=False)
     membership: MembershipApi = field(init=False)
@@ -125,6 +127,12 @@ class ServerContext:
     def __post_init__(self) -> None:
         self.catalog = self.api.catalog
         self.membership = self.api.serve_members(self.settings.groups)
+
+    def epoch_error(self, epoch: int) -> ErrorCode:
+        """The error for a client that assumes leader epoch `epoch`; -1 if it assumes none."""
+        if epoch > self.leader_epoch:
+            return ErrorCode.UNKNOWN_LEADER_EPOCH
+        return ErrorCode.FENCED_LEADER_EPOCH if 0 <= epoch < self.leader_epoch else ErrorCode.NONE
 
     def share(self, principal: Principal) -> Share | None:
         """The share of frame memory for requests of one key: at most half."""

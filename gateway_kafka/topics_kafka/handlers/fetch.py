@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
-from topics_kafka.handlers.producer_ids import epoch_error
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.rendered import BatchCache, aligned
 from topics_net import background
@@ -188,7 +187,7 @@ class Fetch:
             for partition in asked["partitions"]:
                 target = _Target(known or "", identity, partition, by_id=not name)
                 answers.append(target.answer)
-                wrong = code or epoch_error(partition.get("current_leader_epoch", -1))
+                wrong = code or self._server.epoch_error(partition.get("current_leader_epoch", -1))
                 if wrong:
                     self._fail(target, wrong)
                 else:

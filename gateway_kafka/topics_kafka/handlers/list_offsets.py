@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
-from topics_kafka.handlers.producer_ids import LEADER_EPOCH, epoch_error
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_net.loop_budget import run_in_slices
 from topics_service.api.topics import TopicsApi
@@ -74,10 +73,10 @@ def _answer(api: TopicsApi, context: Context, version: int, body: Message) -> Ge
                 except TopicsError as error:
                     answer["error_code"] = error_of(error)
                     continue
-                answer["error_code"] = epoch_error(partition.get("current_leader_epoch", -1))
+                answer["error_code"] = context.server.epoch_error(partition.get("current_leader_epoch", -1))
                 if not answer["error_code"]:
                     answer |= {"offset": offset, "timestamp": time}
-                    answer["leader_epoch"] = _NONE if offset == _NONE else LEADER_EPOCH
+                    answer["leader_epoch"] = _NONE if offset == _NONE else context.server.leader_epoch
         topics.append({"name": name, "partitions": partitions})
     return {"topics": topics}
 

@@ -14,7 +14,6 @@ from topics_service.api.catalog import TopicView, uuid_of
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import ConfigInput
 
-LEADER_EPOCH: Final = 0
 _BROKERS: Final = 1  # endpoint type
 
 
@@ -131,7 +130,9 @@ class MetadataHandlers:
             "error_code": ErrorCode.NONE,
             "name": topic.name,
             "topic_id": uuid_of(topic.identity.topic_id),
-            "partitions": _partitions(self._server.settings.node_id, topic.identity.partition_count),
+            "partitions": _partitions(
+                self._server.settings.node_id, self._server.leader_epoch, topic.identity.partition_count
+            ),
             "topic_authorized_operations": operations.on_topics(context) if asked else operations.NOT_ASKED,
         }
 
@@ -148,14 +149,14 @@ class MetadataHandlers:
 
 
 @lru_cache(maxsize=64)
-def _partitions(node_id: int, count: int) -> list[dict[str, Any]]:
+def _partitions(node_id: int, leader_epoch: int, count: int) -> list[dict[str, Any]]:
     """The partitions of a topic with `count` partitions. Cached: do not modify."""
     return [
         {
             "error_code": ErrorCode.NONE,
             "partition_index": index,
             "leader_id": node_id,
-            "leader_epoch": LEADER_EPOCH,
+            "leader_epoch": leader_epoch,
             "replica_nodes": [node_id],
             "isr_nodes": [node_id],
         }

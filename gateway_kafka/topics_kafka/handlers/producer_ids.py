@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
@@ -11,22 +11,14 @@ from topics_net.loop_budget import run_in_slices
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import TopicsError
 
-LEADER_EPOCH: Final = 0
-"""The epoch of every partition: with a single server the leader never changes."""
-
 
 def handlers(server: ServerContext) -> HandlerTable:
     """The APIs of producer ids and leader epochs."""
     return {
         ApiKey.INIT_PRODUCER_ID: partial(_init_producer_id, server.api),
         ApiKey.DESCRIBE_PRODUCERS: partial(_describe_producers, server.api),
-        ApiKey.OFFSET_FOR_LEADER_EPOCH: partial(_offset_for_leader_epoch, server.api),
+        ApiKey.OFFSET_FOR_LEADER_EPOCH: partial(_offset_for_leader_epoch, server),
     }
-
-
-def epoch_error(epoch: int) -> ErrorCode:
-    """The error for a client that assumes leader epoch `epoch`; -1 if it assumes none."""
-    return ErrorCode.UNKNOWN_LEADER_EPOCH if epoch > LEADER_EPOCH else ErrorCode.NONE
 
 
 def _init_producer_id(api: TopicsApi, context: Context, _version: int, body: Message) -> Answer:
@@ -99,24 +91,26 @@ def _described(api: TopicsApi, context: Context, body: Message) -> Generator[Non
     return {"topics": topics}
 
 
-def _offset_for_leader_epoch(api: TopicsApi, context: Context, _version: int, body: Message) -> Answer:
-    """Return the end of an epoch: there is one, which ends at the head."""
+def _offset_for_leader_epoch(server: ServerContext, context: Context, _version: int, body: Message) -> Answer:
+    """Return the end of an epoch. No offset is ever used again, so an earlier one has no other end than the head."""
     topics: list[dict[str, Any]] = []
     for asked in body["topics"]:
         name = asked["topic"]
         partitions = []
         for partition in asked["partitions"]:
-            answer = {"partition": partition["partition"], "error_code": epoch_error(partition["current_leader_epoch"])}
+            answer = {"partition": partition["partition"], "error_code": 0}
             partitions.append(answer)
             if not context.is_allowed(ApiKey.OFFSET_FOR_LEADER_EPOCH, name):
                 answer["error_code"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
                 continue
             try:
-                _, head = api.extent(name, partition["partition"])
+                _, head = server.api.extent(name, partition["partition"])
             except TopicsError as error:
                 answer["error_code"] = error_of(error)
                 continue
-            if not answer["error_code"] and partition["leader_epoch"] == LEADER_EPOCH:
-                answer |= {"leader_epoch": LEADER_EPOCH, "end_offset": head}
+            epoch = partition["leader_epoch"]
+            answer["error_code"] = server.epoch_error(partition["current_leader_epoch"])
+            if not answer["error_code"] and 0 <= epoch <= server.leader_epoch:
+                answer |= {"leader_epoch": epoch, "end_offset": head}
         topics.append({"topic": name, "partitions": partitions})
     return {"topics": topics}

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -22,6 +22,7 @@ from topics_client.connection import (
 )
 from topics_client.errors import UnavailableError, from_rpc
 from topics_client.retry import Patience, Retry
+from topics_client.routes import Link, RoutedMethod, Routes
 from topics_proto.v1.admin_service_pb2_grpc import AdminServiceStub
 from topics_proto.v1.group_service_pb2_grpc import GroupServiceStub
 from topics_proto.v1.queue_service_pb2_grpc import QueueServiceStub
@@ -55,17 +56,19 @@ class AsyncConnection:
         self._blocking: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        self._closing: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.address)!r})"
 
     @cached_property
-    def _channel(self) -> grpc.aio.Channel:
+    def _routes(self) -> Routes:
         self._loop = asyncio.get_running_loop()
-        credentials, options = credentials_of(self.address), list(CHANNEL_OPTIONS)
-        if credentials is None:
-            return grpc.aio.insecure_channel(self.address.target, options=options)
-        return grpc.aio.secure_channel(self.address.target, credentials, options=options)
+        return Routes(self.address, lambda address: _Link(address, self._closing))
+
+    @property
+    def _channel(self) -> grpc.aio.Channel:
+        return cast("grpc.aio.Channel", self._routes)
 
     @cached_property
     def topics(self) -> "TopicsServiceAsyncStub":
@@ -115,8 +118,12 @@ class AsyncConnection:
         deadline = timeout or self.timeout
         while True:
             try:
-                with self._errors(deadline):
-                    return await method(request, timeout=deadline, metadata=self._metadata)
+                link = self._routes.current()
+                with self._errors(link, deadline):
+                    call = _on(link, method)(request, timeout=deadline, metadata=self._metadata)
+                    answer = await call
+                    self._routes.answered(link, await call.initial_metadata())
+                    return cast("_Response", answer)
             except UnavailableError as error:
                 pause = patience.pause(error)
                 if pause is None:
@@ -141,17 +148,22 @@ class AsyncConnection:
         started: Callable[[Callable[[], object]], None] | None = None,
     ) -> AsyncIterator[AsyncIterator[_Response]]:
         """See Connection.stream."""
-        with self._errors():
-            call = method(request, metadata=self._metadata)
+        link = self._routes.current()
+        with self._errors(link):
+            call = _on(link, method)(request, metadata=self._metadata)
         if started:
             started(call.cancel)
 
         async def answers() -> AsyncIterator[_Response]:
+            is_first = True
             while True:
                 try:
-                    with self._errors():
+                    with self._errors(link):
                         async with asyncio.timeout(silence):
                             answer = await call.read()
+                        if is_first:
+                            self._routes.answered(link, await call.initial_metadata())
+                            is_first = False
                 except TimeoutError:
                     raise UnavailableError("unavailable", f"no answer for {silence:g} s") from None
                 if answer is grpc.aio.EOF:
@@ -164,14 +176,17 @@ class AsyncConnection:
             call.cancel()
 
     @contextmanager
-    def _errors(self, timeout: float | None = None) -> Iterator[None]:
+    def _errors(self, link: Link, timeout: float | None = None) -> Iterator[None]:
         if self._loop is not asyncio.get_running_loop():
             raise RuntimeError("a client belongs to the event loop of its first call: make one in each loop")
         try:
             yield
         except grpc.RpcError as error:
-            raise from_rpc(error, self.address, timeout) from None
-        except grpc.aio.UsageError as error:
+            if isinstance(error, grpc.aio.AioRpcError):
+                self._routes.answered(link, error.initial_metadata())
+                self._routes.failed(link, error.code())
+            raise from_rpc(error, link.address, timeout) from None
+        except (grpc.aio.UsageError, ValueError) as error:
             if self._closed:  # the error that gRPC raises for a closed channel
                 raise closed(self.address) from error
             raise
@@ -190,8 +205,9 @@ class AsyncConnection:
     async def close(self) -> None:
         """Close the connection and cancel every call on it."""
         self._closed = True
-        if "_channel" in self.__dict__:
-            await self._channel.close()
+        if "_routes" in self.__dict__:
+            self._routes.close()
+            await asyncio.gather(*self._closing)
         if self._blocking is not None:
             self._blocking.close()
 
@@ -202,3 +218,31 @@ class AsyncConnection:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self.close()
+
+
+class _Link(Link):
+    """A link of the running event loop."""
+
+    def __init__(self, address: Address, closing: set[asyncio.Task[None]]) -> None:
+        """`closing` takes the task that closes it."""
+        super().__init__(address, _channel(address))
+        self._closing = closing
+
+    def is_ready(self) -> bool:
+        return self.channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
+
+    def _close(self) -> None:
+        task = asyncio.ensure_future(self.channel.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def _on(link: Link, method: Any) -> Any:
+    return link.bind(cast("RoutedMethod", method))
+
+
+def _channel(address: Address) -> grpc.aio.Channel:
+    credentials, options = credentials_of(address), list(CHANNEL_OPTIONS)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address.target, options=options)
+    return grpc.aio.secure_channel(address.target, credentials, options=options)

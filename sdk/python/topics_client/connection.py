@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -15,6 +15,7 @@ from topics_client.address import Address
 from topics_client.errors import TopicsError, UnavailableError, from_rpc
 from topics_client.idempotency import is_repeatable as is_declared_repeatable
 from topics_client.retry import Patience, Retry
+from topics_client.routes import Link, RoutedMethod, Routes
 from topics_proto.v1.admin_service_pb2_grpc import AdminServiceStub
 from topics_proto.v1.group_service_pb2_grpc import GroupServiceStub
 from topics_proto.v1.queue_service_pb2_grpc import QueueServiceStub
@@ -45,7 +46,8 @@ _Response = TypeVar("_Response", bound=Message)
 class Connection:
     """A connection to one server. Calls go through `unary` and `stream`, which take a method of one of the stubs.
 
-    Thread-safe. It connects with the first call and reconnects automatically when the server comes back.
+    In a cluster, calls go straight to the owner once an answer has named it (`routes`). Thread-safe. It connects with
+    the first call and reconnects automatically when the server comes back.
     """
 
     def __init__(self, address: Address, *, timeout: float = 30.0, retry: Retry = DEFAULT_RETRY) -> None:
@@ -55,14 +57,15 @@ class Connection:
         self.retry = retry
         self._metadata = (("authorization", address.authorization),) if address.authorization else ()
         self._closed = False
-        self._channel = _channel(address)
-        self.topics = TopicsServiceStub(self._channel)
-        self.queues = QueueServiceStub(self._channel)
-        self.routers = RouterServiceStub(self._channel)
-        self.groups = GroupServiceStub(self._channel)
-        self.sql = SqlServiceStub(self._channel)
-        self.watches = WatchServiceStub(self._channel)
-        self.admin = AdminServiceStub(self._channel)
+        self._routes = Routes(address, _Link)
+        channel = cast("grpc.Channel", self._routes)
+        self.topics = TopicsServiceStub(channel)
+        self.queues = QueueServiceStub(channel)
+        self.routers = RouterServiceStub(channel)
+        self.groups = GroupServiceStub(channel)
+        self.sql = SqlServiceStub(channel)
+        self.watches = WatchServiceStub(channel)
+        self.admin = AdminServiceStub(channel)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.address)!r})"
@@ -82,8 +85,11 @@ class Connection:
         deadline = timeout or self.timeout
 
         def attempt() -> _Response:
-            with self._errors(deadline):
-                return method(request, timeout=deadline, metadata=self._metadata)
+            link = self._routes.current()
+            with self._errors(link, deadline):
+                answer, call = _on(link, method).with_call(request, timeout=deadline, metadata=self._metadata)
+                self._routes.answered(link, call.initial_metadata())
+                return cast("_Response", answer)
 
         return retry.run(attempt)
 
@@ -107,7 +113,15 @@ class Connection:
         timeout: float | None = None,
     ) -> "grpc.Future[_Response]":
         """Start one attempt without blocking and return gRPC's future. `failure` translates its RpcError."""
-        return method.future(request, timeout=timeout or self.timeout, metadata=self._metadata)
+        link = self._routes.current()
+        future: Any = _on(link, method).future(request, timeout=timeout or self.timeout, metadata=self._metadata)
+        future.add_done_callback(lambda done: self._note(link, done))
+        return cast("grpc.Future[_Response]", future)
+
+    def _note(self, link: Link, done: Any) -> None:
+        """Note what a call says of the owner."""
+        self._routes.answered(link, done.initial_metadata())
+        self._routes.failed(link, done.code())
 
     def failure(self, error: grpc.RpcError) -> TopicsError:
         """Translate a gRPC error to a TopicsError."""
@@ -125,11 +139,12 @@ class Connection:
         """Iterate over the responses of a streaming call, which ends with the context. A broken stream raises
         TopicsError: resuming is up to the caller. If given, `silence` is the number of seconds to wait for a response
         before the stream counts as broken. `started` receives a function that cancels the call from any thread."""
-        with self._errors():
-            call = method(request, metadata=self._metadata)
+        link = self._routes.current()
+        with self._errors(link):
+            call = _on(link, method)(request, metadata=self._metadata)
         if started:
             started(call.cancel)
-        with self._answers(call) as answers:
+        with self._answers(link, call) as answers:
             if silence is None:
                 yield answers
             else:
@@ -142,16 +157,22 @@ class Connection:
     ) -> Iterator[Iterator[_Response]]:
         """Make a bidirectional streaming call, otherwise as `stream`. A gRPC thread reads `requests` and blocks in it;
         end it when the context ends."""
-        with self._errors():
-            call = method(requests, metadata=self._metadata)
-        with self._answers(call) as answers:
+        link = self._routes.current()
+        with self._errors(link):
+            call = _on(link, method)(requests, metadata=self._metadata)
+        with self._answers(link, call) as answers:
             yield answers
 
     @contextmanager
-    def _answers(self, call: Any) -> Iterator[Iterator[Any]]:
+    def _answers(self, link: Link, call: Any) -> Iterator[Iterator[Any]]:
         def answers() -> Iterator[Any]:
-            with self._errors():
-                yield from call
+            is_first = True
+            with self._errors(link):
+                for answer in call:
+                    if is_first:
+                        self._routes.answered(link, call.initial_metadata())
+                        is_first = False
+                    yield answer
 
         try:
             yield answers()
@@ -159,11 +180,13 @@ class Connection:
             call.cancel()
 
     @contextmanager
-    def _errors(self, timeout: float | None = None) -> Iterator[None]:
+    def _errors(self, link: Link, timeout: float | None = None) -> Iterator[None]:
         try:
             yield
         except grpc.RpcError as error:
-            raise from_rpc(error, self.address, timeout) from None  # gRPC's own message says the same, less clearly
+            if isinstance(error, grpc.Call):
+                self._note(link, error)
+            raise from_rpc(error, link.address, timeout) from None  # gRPC's own message says the same, less clearly
         except ValueError as error:
             if self._closed:  # the error that gRPC raises for a closed channel
                 raise closed(self.address) from error
@@ -172,7 +195,7 @@ class Connection:
     def close(self) -> None:
         """Close the connection and cancel every call on it."""
         self._closed = True
-        self._channel.close()
+        self._routes.close()
 
     def __enter__(self) -> Self:
         return self
@@ -241,6 +264,32 @@ def credentials_of(address: Address) -> grpc.ChannelCredentials | None:
     roots = Path(address.ca_file).read_bytes() if address.ca_file else None
     own = Path(address.cert_file).read_bytes() if address.cert_file else None  # the chain, and its key
     return grpc.ssl_channel_credentials(roots, private_key=own, certificate_chain=own)
+
+
+class _Link(Link):
+    """A link whose state gRPC reports from a thread of its own, until it is connected."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(address, _channel(address))
+        self._state: grpc.ChannelConnectivity | None = None
+
+    def is_ready(self) -> bool:
+        if self._state is None:
+            self._state = grpc.ChannelConnectivity.IDLE
+            self.channel.subscribe(self._changed, try_to_connect=True)
+        return self._state is grpc.ChannelConnectivity.READY
+
+    def _changed(self, state: grpc.ChannelConnectivity) -> None:
+        self._state = state
+        if state is grpc.ChannelConnectivity.READY:
+            self.channel.unsubscribe(self._changed)
+
+    def _close(self) -> None:
+        self.channel.close()
+
+
+def _on(link: Link, method: Any) -> Any:
+    return link.bind(cast("RoutedMethod", method))
 
 
 def _channel(address: Address) -> grpc.Channel:
