@@ -115,6 +115,11 @@ class Actor(ABC):
             self.work()
         except BaseException as error:
             self.failure = error
+        finally:
+            self.close()
+
+    def close(self) -> None:  # noqa: B027  # most have nothing to close
+        """Close what it holds, in its thread at its end."""
 
     @abstractmethod
     def work(self) -> None:
@@ -126,16 +131,26 @@ class Actor(ABC):
         """Things done for certain."""
 
 
-class KeyedWriter(Actor):
+class HttpActor(Actor):
+    """One whose calls are HTTP."""
+
+    def __init__(self, name: str, nodes: Sequence[Addresses], first: int) -> None:
+        super().__init__(name)
+        self.calls = Calls(nodes, first)
+
+    def close(self) -> None:
+        self.calls.close()
+
+
+class KeyedWriter(HttpActor):
     """Appends over HTTP under a key of its own for each call: batches to EVENTS, and single jobs to JOBS."""
 
     def __init__(self, number: int, nodes: Sequence[Addresses]) -> None:
-        super().__init__(f"HTTP writer {number}")
+        super().__init__(f"HTTP writer {number}", nodes, number)
         self.number = number
         self.batches = self.jobs = 0
         self.times: list[float] = []
         """Of each acknowledgement, by the monotonic clock."""
-        self._calls = Calls(nodes, number)
 
     def work(self) -> None:
         while not self.stopping.wait(_PAUSE):
@@ -151,33 +166,32 @@ class KeyedWriter(Actor):
 
     def _write(self, topic: str, datas: list[Any], key: str) -> dict[str, Any]:
         body = {"records": [{"data": data} for data in datas], "idempotency_key": key}
-        return self._calls.until_done("POST", f"/v0/topics/{topic}", body)
+        return self.calls.until_done("POST", f"/v0/topics/{topic}", body)
 
     @property
     def done(self) -> int:
         return self.batches + self.jobs
 
 
-class Worker(Actor):
+class Worker(HttpActor):
     """Claims and acks jobs. A job that it has acked for certain must never be delivered again, to any worker."""
 
     acked: dict[int, float]
     """Seq and time of each certain ack, shared by all workers."""
 
     def __init__(self, number: int, nodes: Sequence[Addresses], acked: dict[int, float]) -> None:
-        super().__init__(f"worker {number}")
+        super().__init__(f"worker {number}", nodes, number + 1)
         self.acked = acked
         self.handled: set[tuple[int, int]] = set()
         self.deliveries = 0
         self.empty = False
         """The last claim, of a clear answer, had nothing."""
-        self._calls = Calls(nodes, number + 1)
 
     def work(self) -> None:
         while not self.stopping.is_set():
             asked = time.monotonic()
             claim = {"node": self.name, "max": 8, "lease_ms": 3000, "wait_ms": 200}
-            reply = self._calls.once("POST", f"/v0/topics/{JOBS}/claim", claim)
+            reply = self.calls.once("POST", f"/v0/topics/{JOBS}/claim", claim)
             if reply is None:
                 self.stopping.wait(_PAUSE)
                 continue
@@ -196,7 +210,7 @@ class Worker(Actor):
     def _ack(self, jobs: list[dict[str, Any]]) -> None:
         seqs = [job["$seq"] for job in jobs]
         body = {"node": self.name, "seqs": seqs, "lease_ids": [job["lease_id"] for job in jobs]}
-        reply = self._calls.once("POST", f"/v0/topics/{JOBS}/ack", body)
+        reply = self.calls.once("POST", f"/v0/topics/{JOBS}/ack", body)
         if reply is not None:
             self.acked.update(dict.fromkeys(set(seqs) - set(reply["skipped"]), time.monotonic()))
 
@@ -205,27 +219,26 @@ class Worker(Actor):
         return len(self.handled)
 
 
-class Watcher(Actor):
+class Watcher(HttpActor):
     """Follows EVENTS and COPIES over server-sent events, node after node; each record must come once and in order."""
 
     def __init__(self, nodes: Sequence[Addresses]) -> None:
-        super().__init__("SSE watcher")
+        super().__init__("SSE watcher", nodes, 1)
         self.seen: dict[str, list[Any]] = {EVENTS: [], COPIES: []}
         self.streams = 0
-        self._calls = Calls(nodes, 1)
         self._last_id = ""
 
     def work(self) -> None:
         while not self.stopping.is_set():
             body = {"topics": {name: {} for name in self.seen}, "heartbeat_ms": 1000}
-            session = self._calls.once("POST", "/v0/watch", body | ({"cursor": self._last_id} if self._last_id else {}))
+            session = self.calls.once("POST", "/v0/watch", body | ({"cursor": self._last_id} if self._last_id else {}))
             if session is None:
                 self.stopping.wait(_PAUSE)
                 continue
             self.streams += 1
             with contextlib.suppress(httpx.TransportError):
-                self._follow(self._calls.base + session["stream_url"])
-            self._calls.next_node()
+                self._follow(self.calls.base + session["stream_url"])
+            self.calls.next_node()
             self.stopping.wait(_PAUSE)
 
     def _follow(self, url: str) -> None:
@@ -346,18 +359,17 @@ class GroupMember(Actor):
         return self.read
 
 
-class TableWriter(Actor):
+class TableWriter(HttpActor):
     """Inserts rows by SQL. A row and its message are one write, and a repeated insert finds the row."""
 
     def __init__(self, nodes: Sequence[Addresses]) -> None:
-        super().__init__("SQL writer")
+        super().__init__("SQL writer", nodes, 2)
         self.rows = 0
-        self._calls = Calls(nodes, 2)
 
     def work(self) -> None:
         while not self.stopping.wait(2 * _PAUSE):
             insert = "INSERT INTO shop.orders VALUES ($1, $2) ON CONFLICT (id) DO NOTHING"
-            self._calls.until_done("POST", "/api/sql", {"sql": insert, "params": [self.rows, f"order {self.rows}"]})
+            self.calls.until_done("POST", "/api/sql", {"sql": insert, "params": [self.rows, f"order {self.rows}"]})
             self.rows += 1
 
     @property
@@ -425,7 +437,9 @@ class Everyone:
             time.sleep(0.01)
 
     def pause_around(self, moment: float) -> float:
-        """The longest time of a writer between two acknowledgements that begins or ends behind `moment`, in seconds."""
+        """The longest time of a writer between two acknowledgements that ends behind `moment`, in seconds; waits for
+        one of each writer."""
+        poll(lambda: all(writer.times[-1:] >= [moment] for writer in self.writers), PATIENCE, "acknowledgements")
         pauses = []
         for writer in self.writers:
             times = [each for each in writer.times if each >= moment]

@@ -89,8 +89,9 @@ class Cluster:
     def start(self, nodes: Iterable[Node] | None = None) -> Self:
         """Start nodes, all by default, and wait until each answers calls."""
         each = list(self.nodes if nodes is None else nodes)
-        for node in each:
-            node.start()
+        spawned = [(node, node.spawn()) for node in each]
+        for node, files in spawned:
+            node.wait_until_ready(files)
         return self
 
     @property
@@ -142,7 +143,7 @@ class Cluster:
             node.kill()
 
     def __enter__(self) -> Self:
-        return self.init().start()
+        return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()

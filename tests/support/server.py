@@ -22,9 +22,11 @@ START_SECONDS = 30.0
 DIE_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
 
 PRELOADED = Preloaded("topics_cli.serve", "topics_server.server")
+PRELOADED_NODE = Preloaded("topics_cli.serve", "topics_server.server", "topics_server.node.server")
+"""The same for nodes of a cluster."""
 FORKED = {
-    "backup", "clients", "corruption", "docs", "fuzz", "gateway", "kafka", "lakehouse", "observability", "protocols",
-    "sdk", "security", "spark",
+    "backup", "clients", "cluster", "corruption", "docs", "fuzz", "gateway", "kafka", "lakehouse", "observability",
+    "protocols", "sdk", "security", "spark",
 }  # fmt: skip
 """Folders of tests whose servers are forked from a process that has imported everything."""
 EXECED = {
@@ -92,7 +94,10 @@ class ServerProcess:
 
     def start(self) -> "ServerProcess":
         """Start and wait until both protocols are open and everything is recovered."""
-        files = self.spawn()
+        return self.wait_until_ready(self.spawn())
+
+    def wait_until_ready(self, files: Sequence[Path]) -> "ServerProcess":
+        """Wait as `start` does, after `spawn`, which gives `files`."""
 
         def ready() -> bool:
             if not self.alive():
@@ -148,7 +153,8 @@ class ServerProcess:
         with self.log_file.open("ab") as out:
             if self._may_be_forked():
                 with open(os.devnull) as nothing:
-                    self._process = PRELOADED.start(["serve"], env, nothing.fileno(), out.fileno(), out.fileno())
+                    preloaded = PRELOADED_NODE if "TOPICS_CLUSTER_STORE" in env else PRELOADED
+                    self._process = preloaded.start(["serve"], env, nothing.fileno(), out.fileno(), out.fileno())
                 return tuple(files)
             self._process = subprocess.Popen(
                 [*DIE_WITH_US, *self._prefix, str(self._program), "serve"],
@@ -167,7 +173,7 @@ class ServerProcess:
             return False
         if self._program != TOPICS:
             return False
-        return all(name.startswith("TOPICS_") for name in self._env)
+        return all(name.startswith(("TOPICS_", "AWS_")) for name in self._env)
 
     def alive(self) -> bool:
         """Whether the process runs."""

@@ -1,0 +1,73 @@
+"""Kills of the owner, again and again, under clients of every protocol: everything is there once and in order.
+
+`TOPICS_KILLS` is the number of kills of the long form, which `make soak` runs with its default of 200.
+"""
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+from cluster.everyone import Everyone, addresses
+
+from support.cluster import Cluster
+from support.etcd import Etcd
+from support.s3 import S3
+
+KILLS = 3
+SOAK_KILLS = int(os.environ.get("TOPICS_KILLS", "20"))
+KILLS_OF_A_CLUSTER = 20
+"""Then the next one begins, so that comparisons stay quick."""
+QUICK: dict[str, object] = {"TOPICS_KAFKA_INITIAL_REBALANCE_MS": 0}
+
+
+def kill_owners(cluster: Cluster, everyone: Everyone, kills: int, rng: random.Random) -> list[float]:
+    """Kill one owner after the other, and start it again as a follower; each longest pause of a writer, in seconds."""
+    pauses = []
+    for _ in range(kills):
+        everyone.wait_for_progress(60)
+        cluster.wait_for_followers(1)
+        time.sleep(rng.uniform(0, 0.3))  # the moment within a batch, a PUT or a claim is any
+        owner = cluster.owner()
+        moment = time.monotonic()
+        owner.kill()
+        cluster.owner(other_than=owner)
+        everyone.wait_for_progress(60)
+        pauses.append(everyone.pause_around(moment))
+        owner.start()
+    return pauses
+
+
+def run(folder: Path, s3: S3, etcd: Etcd, kills: int, seed: int) -> tuple[list[float], str]:
+    with Cluster(folder, etcd.address, f"{s3.bucket()}/t", s3.environment, env=QUICK) as cluster:
+        everyone = Everyone(addresses(cluster))
+        with everyone.at_work():
+            pauses = kill_owners(cluster, everyone, kills, random.Random(seed))
+        return pauses, str(everyone)
+
+
+@pytest.mark.timeout(240)
+def test_everything_is_there_once_and_in_order_over_kills_of_the_owner(tmp_path: Path, s3: S3, etcd: Etcd) -> None:
+    pauses, everyone = run(tmp_path, s3, etcd, KILLS, 1)
+    print(f"longest pauses {[round(pause, 3) for pause in pauses]} s; {everyone}")
+    assert len(pauses) == KILLS
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_every_protocol_over_kills_soak(tmp_path: Path, s3: S3, etcd: Etcd) -> None:
+    pauses: list[float] = []
+    seed = int(os.environ.get("TOPICS_SOAK_SEED", time.time_ns() % 100_000))
+    while len(pauses) < SOAK_KILLS:
+        kills = min(KILLS_OF_A_CLUSTER, SOAK_KILLS - len(pauses))
+        found, everyone = run(tmp_path / str(seed), s3, etcd, kills, seed)
+        pauses += found
+        pauses.sort()
+        print(f"TOPICS_SOAK_SEED={seed}: {everyone}")
+        print(
+            f"{len(pauses)} kills, nothing lost, nothing twice; longest pause of a writer p50 "
+            f"{pauses[len(pauses) // 2]:.2f} s, p95 {pauses[int(len(pauses) * 0.95)]:.2f} s, most {pauses[-1]:.2f} s",
+            flush=True,
+        )
+        seed += 1
