@@ -35,10 +35,7 @@ def create(target: Target, directory: Path, created_ms: int, data_dir: Path) -> 
     """
     line = shipping.line_of(data_dir)
     found = inventory.read(directory)
-    names = sorted(path.name for path in directory.iterdir() if path.is_file() and path.name not in _UNSHARED)
-    if "CURRENT" not in names:
-        raise BackupError(f"{directory} is not a checkpoint: it has no CURRENT file")
-    files = [_hashed(directory / name) for name in names]
+    files = [hashed(directory / name) for name in file_names(directory)]
     new_bytes = 0
     while True:  # a long pass may rely on files that a prune has removed since: see pruning
         began = time.monotonic()
@@ -65,6 +62,24 @@ def create(target: Target, directory: Path, created_ms: int, data_dir: Path) -> 
     )
     target.put(made.key, encode(made))
     return made
+
+
+def file_names(directory: Path) -> list[str]:
+    """The files of a checkpoint that belong into a copy of it. Raises BackupError, and OSError."""
+    names = sorted(path.name for path in directory.iterdir() if path.is_file() and path.name not in _UNSHARED)
+    if "CURRENT" not in names:
+        raise BackupError(f"{directory} is not a checkpoint: it has no CURRENT file")
+    return names
+
+
+def hashed(path: Path) -> File:
+    """The entry of a file in a manifest. Raises OSError."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK_BYTES):
+            digest.update(piece)
+            size += len(piece)
+    return File(path.name, size, digest.hexdigest())
 
 
 @contextmanager
@@ -100,12 +115,3 @@ def offline(data_dir: Path, boot_id: str) -> Iterator[tuple[Path, int]]:
 def _log_point(line: Line, directory: Path, found: inventory.Found) -> LogPoint:
     numbers = [int(path.stem) for path in directory.glob("*.log")]
     return LogPoint(line.id, min(numbers, default=line.first), found.next_seq, found.written_ms)
-
-
-def _hashed(path: Path) -> File:
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while piece := file.read(CHUNK_BYTES):
-            digest.update(piece)
-            size += len(piece)
-    return File(path.name, size, digest.hexdigest())

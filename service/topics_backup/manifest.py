@@ -99,28 +99,42 @@ class _Version(Struct):
 
 def encode(manifest: Manifest) -> bytes:
     """Return the stored form: JSON with a hash of the content."""
-    body = msgspec.json.encode(manifest)
+    return seal(msgspec.json.encode(manifest))
+
+
+def seal(body: bytes) -> bytes:
+    """Wrap JSON together with its hash."""
     return msgspec.json.encode(_Sealed(hashlib.sha256(body).hexdigest(), msgspec.Raw(body))) + b"\n"
+
+
+def unseal(data: bytes) -> msgspec.Raw:
+    """Return the JSON that `seal` was given. Raises ValueError if it has changed."""
+    try:
+        sealed = msgspec.json.decode(data, type=_Sealed)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"can't be read: {error}") from error
+    if hashlib.sha256(sealed.backup).hexdigest() != sealed.sha256:
+        raise ValueError("does not match its own hash")
+    return sealed.backup
 
 
 def decode(backup_id: str, data: bytes) -> Manifest:
     """Decode a manifest from its stored form. Raises DamagedError, and BackupError for one of another format."""
     what = f"{BACKUPS}{backup_id}.json"
     try:
-        sealed = msgspec.json.decode(data, type=_Sealed)
-        if hashlib.sha256(sealed.backup).hexdigest() != sealed.sha256:
-            raise DamagedError(backup_id, f"{what} does not match its own hash")
-        version = msgspec.json.decode(sealed.backup, type=_Version).format
+        body = unseal(data)
+    except ValueError as error:
+        raise DamagedError(backup_id, f"{what} {error}") from error
+    try:
+        version = msgspec.json.decode(body, type=_Version).format
         if version != FORMAT:
             raise BackupError(
                 f"{what} has the format {version}, this version reads {FORMAT}: use a later version of topics"
             )
-        manifest = msgspec.json.decode(sealed.backup, type=Manifest)
+        manifest = msgspec.json.decode(body, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedError(backup_id, f"{what} can't be read: {error}") from error
-    names = [file.name for file in manifest.files]
-    whole = "CURRENT" in names and len(set(names)) == len(names)  # without it a new database would be made
-    if manifest.id != backup_id or not whole or not all(map(_is_file, manifest.files)):
+    if manifest.id != backup_id or not is_database(manifest.files):
         raise DamagedError(backup_id, f"{what} contradicts itself")
     return manifest
 
@@ -144,6 +158,12 @@ def id_of(key: str) -> str | None:
 def key_of(sha256: str) -> str:
     """The name in the target of a file with this hash."""
     return f"{FILES}{sha256[:2]}/{sha256}"
+
+
+def is_database(files: list[File]) -> bool:
+    """Return whether the entries are valid, and those of a database: without CURRENT a new one would be made."""
+    names = [file.name for file in files]
+    return "CURRENT" in names and len(set(names)) == len(names) and all(map(_is_file, files))
 
 
 def _is_file(file: File) -> bool:

@@ -201,7 +201,7 @@ TARGETS = (
         errors=(BackupError,),
         samples=[_manifest()],
         growth=1000,
-        covers=("topics_backup.manifest:decode", "topics_backup.manifest"),
+        covers=("topics_backup.manifest:decode", "topics_backup.manifest:unseal", "topics_backup.manifest"),
         again=manifest.encode,
     ),
     Target(
