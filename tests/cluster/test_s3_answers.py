@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from topics_cluster.bucket import BucketError
+from topics_cluster.probe import UnfitStoreError, probe
 from topics_cluster.s3 import S3Bucket
 
 CUT = b""
@@ -121,3 +122,15 @@ async def test_half_a_body_is_no_object(monkeypatch: pytest.MonkeyPatch, tmp_pat
         with pytest.raises(BucketError):
             await bucket.get_file("log/1", tmp_path / "file")
         assert not os.listdir(tmp_path)
+
+
+async def test_a_store_that_ignores_the_condition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with store(monkeypatch) as (server, bucket):
+        deleted = answer("200 OK", b"<DeleteResult></DeleteResult>")
+        server.tell([answer("200 OK"), answer("200 OK"), deleted])
+        with pytest.raises(UnfitStoreError, match="ignores If-None-Match"):
+            await probe(bucket)
+        assert [request.partition(" ")[0] for request in server.requests] == ["PUT", "PUT", "POST"]
+        server.tell([answer("501 Not Implemented"), deleted])
+        with pytest.raises(BucketError, match="501 Not Implemented"):
+            await probe(bucket)
