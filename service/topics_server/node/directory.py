@@ -27,12 +27,7 @@ class LocalDirectory:
 
     async def open(self) -> ShardStore:
         """See Directory."""
-        store = await asyncio.to_thread(self._open)
-        if store.is_ahead:
-            log.warning("the local directory has writes that are not in the log: it begins anew")
-            await self.discard(store)
-            store = await asyncio.to_thread(self._open)
-        return store
+        return await asyncio.to_thread(self._open)
 
     async def newest(self) -> Position | None:
         """See Directory."""

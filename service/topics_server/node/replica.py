@@ -186,10 +186,8 @@ class Replica:
                 log.warning("the local directory can't be used any more: %s", error)
             finally:
                 self._caught_up = False
-                self._place.elsewhere(None)
+                self._show(self._owner())
                 await (self._directory.close if is_kept else self._directory.discard)(store)
-        if (owner := self._owner()) is not None and owner.node != self._me.name:
-            self._place.elsewhere(owner.addresses if owner.epoch else None)
 
     async def _use(self, store: ShardStore) -> bool:
         """Use an open store in all roles until it is stopped or of no use. Return whether its rows are in the log."""
@@ -474,17 +472,24 @@ class Replica:
         standing = self._followers.standings.get(target)
         self._place.elsewhere(None)
         self._set_serving(False)
-        await self._kafka.pass_on()
-        is_kept = await term.finish()
+        is_kept, *_ = await asyncio.gather(term.finish(), self._kafka.pass_on(), self._prefer(target))
         if not is_kept:
             return False
         if standing is not None:
-            with contextlib.suppress(CoordinatorError, BucketError):
-                await self._coordinator.want(self._shard, target)
+            try:
                 await hand_over(self._bucket, store, self._shard, standing.nonce)
+            except BucketError as error:
+                log.warning("can't put the fence of %s, which will put one itself: %s", target, error)
         await self._give_up(owner)
         self._statistics.handovers += 1
         return True
+
+    async def _prefer(self, target: str) -> None:
+        """Let others wait for the target."""
+        try:
+            await self._coordinator.want(self._shard, target or None)
+        except CoordinatorError as error:
+            log.warning("can't name the next owner of shard %d: %s", self._shard, error)
 
     async def _wait_for_successor(self) -> None:
         """Wait a while until another node owns the shard, for the calls that are held."""
