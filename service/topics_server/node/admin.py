@@ -1,6 +1,7 @@
 """What a node tells of itself and of its cluster, whoever owns the shard."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -111,6 +112,8 @@ class NodeAdmin:
                     await self._views.until(lambda _: self._epoch_of(node))
                 epoch = self._epoch_of(node)
         except (CoordinatorError, TimeoutError) as error:
+            with contextlib.suppress(CoordinatorError):
+                await self._coordinator.want(shard, None)
             raise TopicsError(
                 Reason.NOT_READY, f"the shard has not moved: {error or f'not within {_MOVE_SECONDS:g} s'}"
             ) from None

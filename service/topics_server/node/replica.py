@@ -6,6 +6,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
+from msgspec.structs import replace
+
 from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.coordinator import Coordinator, CoordinatorError, Node, Owner, Session, View, boottime
 from topics_cluster.follower import BehindCheckpointError, Follower
@@ -38,7 +40,7 @@ _RETRY_SECONDS: Final = 1.0
 _STUCK_SECONDS: Final = 3.0  # of the oldest PUT, before a follower that reaches the store gets the shard
 _SUCCESSOR_SECONDS: Final = 5.0
 
-_UNUSABLE: Final = (BehindCheckpointError, StoreAheadError, StoreError, OutOfOrderError)
+_UNUSABLE: Final = (BehindCheckpointError, StoreAheadError, StoreError, OutOfOrderError, TopicsError, OSError)
 _DAMAGED: Final = (DamagedObjectError, LaterFormatError, BrokenLogError)
 
 
@@ -147,6 +149,7 @@ class Replica:
         self._caught_up = False
         self._reaches_store = True
         self._suspect: Owner | None = None
+        self._replaced: Owner | None = None
         self._alone_since: float | None = None
         self._standing_changed = asyncio.Event()
         self._seen: Owner | None = None
@@ -184,6 +187,9 @@ class Replica:
                 await self._pause(5 * _RETRY_SECONDS)
             except _UNUSABLE as error:
                 log.warning("the local directory can't be used any more: %s", error)
+            except Exception:
+                log.exception("the replica of shard %d failed, it begins anew", self._shard)
+                await self._pause(_RETRY_SECONDS)
             finally:
                 self._caught_up = False
                 self._show(self._owner())
@@ -233,6 +239,7 @@ class Replica:
             if self._may_claim(owner):
                 try:
                     if await self._session.claim(self._shard, owner, claim):
+                        self._replaced = owner
                         return claim
                 except CoordinatorError as error:
                     log.warning("can't claim shard %d: %s", self._shard, error)
@@ -340,31 +347,38 @@ class Replica:
             )
         )
         contending.add_done_callback(lambda _: self.wake())
+        ownership = None
         try:
-            while not contending.done():
-                owner = self._owner()
-                if self._stopping or (owner is not None and owner.node != self._me.name):
-                    break
-                await self._pause(_TICK_SECONDS)
-            else:
+            await self._until_done(contending, store)
+            if contending.done():
                 ownership = contending.result()
                 self._caught_up = True
-                return ownership
         except (StoreAheadError, BrokenLogError):
-            await self._give_up(claim)
             raise
         except TakeoverError as error:
             log.info("shard %d was not taken over: %s", self._shard, error)
-        except BaseException:
-            await self._give_up(claim)
-            raise
         finally:
             contending.cancel()
             await asyncio.wait((contending,))
             self._nonce = new_nonce()
             self._suspect = None
-        await self._give_up(claim)
-        return None
+            if ownership is None:
+                await self._give_up(claim)
+        return ownership
+
+    async def _until_done(self, contending: "asyncio.Task[Ownership]", store: ShardStore) -> None:
+        """Return when the task is done, when another node has claimed the shard or this one is stopped, and when
+        nothing was read for some seconds: then other nodes may reach the object store."""
+        position, moved = store.position, boottime()
+        while not (contending.done() or self._stopping or self._rival() is not None):
+            if store.position != position:
+                position, moved = store.position, boottime()
+            elif boottime() - moved > _STUCK_SECONDS and len(self._views.view.nodes) > 1:
+                log.warning("the object store does not answer: another node may take over shard %d", self._shard)
+                self._alone_since = None
+                self._caught_up = False
+                return
+            await self._pause(_TICK_SECONDS)
 
     async def _give_up(self, owner: Owner) -> None:
         try:
@@ -413,43 +427,54 @@ class Replica:
 
         Raises LostShardError when the shard is lost, or when another node has to be given it.
         """
-        announced = False
-        while True:
-            self._measure(term)
-            failure = term.failure or term.core.engine.writer.failure
-            if failure is not None:
-                raise LostShardError(str(failure)) from failure
-            found = self._owner()
-            if found is not None and found.node != self._me.name:
-                raise LostShardError(f"the node {found.node} has claimed it")
-            if not announced or boottime() >= self._session.valid_until:
-                announced = await self._announce(term, owner, is_first=not announced)
-            if term.uploader.waiting_seconds() > _STUCK_SECONDS and any(
-                each.reaches_store for each in self._followers.standings.values()
-            ):
-                raise LostShardError("the object store does not answer this node, and answers others")
-            target = await self._target()
-            if target is not None or self._stopping:
-                return target or ""
-            await self._pause(_TICK_SECONDS)
+        is_announced = False
+        announcing: asyncio.Task[bool] | None = None
+        try:
+            while True:
+                self._measure(term)
+                failure = term.failure or term.core.engine.writer.failure
+                if failure is not None:
+                    raise LostShardError(str(failure)) from failure
+                if (rival := self._rival()) is not None:
+                    raise LostShardError(f"the node {rival.node} has claimed it")
+                if announcing is not None and announcing.done():
+                    is_announced, announcing = announcing.result() or is_announced, None
+                if announcing is None and (not is_announced or boottime() >= self._session.valid_until):
+                    announcing = background.start(self._announce(term, owner, is_first=not is_announced))
+                    announcing.add_done_callback(lambda _: self.wake())
+                if term.uploader.waiting_seconds() > _STUCK_SECONDS and any(
+                    each.reaches_store for each in self._followers.standings.values()
+                ):
+                    raise LostShardError("the object store does not answer this node, and answers others")
+                target = await self._target()
+                if target is not None or self._stopping:
+                    return target or ""
+                await self._pause(_TICK_SECONDS)
+        finally:
+            if announcing is not None:
+                announcing.cancel()
 
     async def _announce(self, term: Term, owner: Owner, *, is_first: bool) -> bool:
-        """Tell the coordinator who owns the shard. After the end of a lease that is not enough: another node may have
-        owned it in between. Raises LostShardError."""
-        if not is_first:
-            term.gate.doubt()
+        """Tell the coordinator who owns the shard. Return False if it does not answer.
+
+        After the end of a lease that is not enough: another node may have owned the shard in between. Raises
+        LostShardError.
+        """
         try:
-            seen = self._owner() if is_first else None
-            if not await self._session.claim(self._shard, seen, owner):
+            if is_first and await self._session.claim(self._shard, replace(owner, epoch=0), owner):
+                return True
+            term.gate.doubt()
+            if not await self._session.claim(self._shard, None, owner):
                 found = (await self._coordinator.view()).owners.get(self._shard)
-                if found != owner:
+                if found is None or found.node != self._me.name:
                     raise LostShardError(f"the node {found.node if found else '?'} has claimed it")
-            if not is_first:
-                await term.gate.trust()
-                log.info("renewed the claim of shard %d, whose lease had ended", self._shard)
+                return False
+            await term.gate.trust()
         except (CoordinatorError, TopicsError) as error:
             log.warning("can't renew the claim of shard %d, trying again: %s", self._shard, error)
-            return not is_first
+            await asyncio.sleep(_TICK_SECONDS)
+            return False
+        log.info("renewed the claim of shard %d, whose lease had ended", self._shard)
         return True
 
     async def _target(self) -> str | None:
@@ -522,6 +547,12 @@ class Replica:
 
     def _owner(self) -> Owner | None:
         return self._views.view.owners.get(self._shard)
+
+    def _rival(self) -> Owner | None:
+        """The owner, if another node has claimed the shard after this one. What was there before may still be in the
+        view."""
+        owner = self._owner()
+        return None if owner is None or owner.node == self._me.name or owner == self._replaced else owner
 
     def _set_role(self, role: str) -> None:
         self._statistics.role = role

@@ -75,6 +75,7 @@ class Term:
         )
         app = create_app(self.core.api, gateway_settings(resources.settings), authorizer.cancelling(), self.calls)
         self._app: ASGIApp = resources.traces.app(app)
+        self._has_ended = False
         self._tasks: set[asyncio.Task[object]] = set()
         self._background: list[asyncio.Task[None]] = []
 
@@ -136,7 +137,9 @@ class Term:
         return self.failure is None and not self._store.is_ahead
 
     async def abort(self) -> None:
-        """End at once: calls that wait are broken off, and nothing is written any more."""
+        """End at once, if it has not ended: calls that wait are broken off, and nothing is written any more."""
+        if self._has_ended:
+            return
         error = self.failure or LostShardError("the shard was given up")
         self.lose(error)
         self.core.engine.sync_failed(error)
@@ -144,6 +147,7 @@ class Term:
         await self._end()
 
     async def _end(self) -> None:
+        self._has_ended = True
         for task in self._background:
             task.cancel()
         if self._background:

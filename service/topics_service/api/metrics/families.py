@@ -118,7 +118,7 @@ def cluster(node: NodeStatistics) -> Iterator[Metric]:
     yield histogram("cluster_put_seconds", "Time until the object store had an object.", [((), node.puts)])
     yield counter("cluster_takeovers", "Times that this node became the owner, handovers too.", node.takeovers)
     yield counter("cluster_handovers", "Times that this node handed the shard over.", node.handovers)
-    yield counter("cluster_fenced", "Times that this node met the fence of another owner.", node.fenced)
+    yield counter("cluster_fenced", "Times that this node lost the shard.", node.fenced)
     yield counter("cluster_probes", "Looks into the object store before reads, without a lease.", node.probes)
     forwarded = [((door,), count) for door, count in node.forwarded.items()]
     yield counter("cluster_forwarded", "Requests that were passed on to the owner.", forwarded, ("door",))
