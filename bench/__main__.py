@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bench import (
     clients,
+    cluster,
     grpc_streams,
     http,
     kafka,
@@ -39,6 +40,7 @@ _GROUPS = {
     "tags": tags.run,
     "scale": scale.run,
     "size": size.run,
+    "cluster": cluster.run,
 }
 _ALONE = {"size"}
 """Run only when they are named."""

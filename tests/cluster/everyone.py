@@ -52,6 +52,8 @@ class Calls:
 
     def __init__(self, nodes: Sequence[Addresses], first: int) -> None:
         self._nodes, self._at = nodes, first
+        self.avoided = ""
+        """The HTTP address of a node that new calls are not sent to."""
         self._client: httpx.Client | None = None
 
     @property
@@ -69,6 +71,8 @@ class Calls:
 
     def once(self, method: str, path: str, body: Any) -> dict[str, Any] | None:
         """The answer; None if it is unclear whether anything was done. AssertionError for a refusal."""
+        if self.avoided and self.base.endswith(self.avoided):
+            self.next_node()
         if self._client is None:
             self._client = httpx.Client(base_url=self.base, timeout=20, trust_env=False, verify=False)
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cluster.everyone import EVENTS, JOBS, KeyedWriter, addresses
 
-from support.cluster import Cluster
+from support.cluster import Cluster, Node
 from support.http import Api, ok
 from support.waiting import poll
 
@@ -32,6 +32,12 @@ class Load:
             return all(writer.batches >= had + count for writer, had in zip(self.writers, before, strict=True))
 
         poll(enough, seconds, f"acknowledgements; {self._cluster.logs()}")
+
+    def avoid(self, node: Node) -> None:
+        """Let the writers leave a node, such as one that is to sleep: it would keep them until they time out."""
+        for writer in self.writers:
+            writer.calls.avoided = f"127.0.0.1:{node.http_port}"
+        self.wait_for_acks(2)
 
     def pause(self, moment: float) -> float:
         """The longest time between two acknowledgements of a writer behind `moment`."""
