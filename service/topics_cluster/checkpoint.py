@@ -27,7 +27,7 @@ from topics_service import __version__
 from topics_service.storage import checkpoint
 from topics_service.storage.private import make_private
 from topics_service.storage.secondary import SecondaryStore
-from topics_service.storage.store import Family
+from topics_service.storage.store import Family, StoreError
 
 FORMAT: Final = 1
 PARALLEL: Final = 8
@@ -41,7 +41,7 @@ _LOG_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.05
 
 
-class CheckpointError(Exception):
+class CheckpointError(StoreError):
     """A checkpoint can't be made or used; the cause is on this machine or in its version."""
 
 

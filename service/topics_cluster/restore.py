@@ -4,6 +4,7 @@ import asyncio
 import logging
 import shutil
 from pathlib import Path
+from typing import Final
 
 from topics_backup.creation import hashed
 from topics_backup.manifest import File
@@ -12,12 +13,18 @@ from topics_cluster.bucket import Bucket
 from topics_cluster.checkpoint import PARALLEL, Checkpoint, CheckpointError, entries, file_name, files_of, load
 from topics_cluster.objects import DamagedObjectError
 from topics_cluster.parallel import run_all
-from topics_service.storage import durable
+from topics_service.storage import clean_shutdown, durable
 from topics_service.storage.checkpoint import READABLE_FORMATS
 from topics_service.storage.private import make_private
 
 log = logging.getLogger("topics.cluster")
 
+COPIES: Final = "shard-checkpoint"
+"""The folder in a node's directory for the copies that checkpoints are made of."""
+
+_BEGUN: Final = "restoring"
+_FOLDERS: Final = frozenset({_BEGUN, COPIES, "checkpoints", "archive"})
+_CURRENT = "CURRENT"
 _ROOM_BYTES = 64 << 20  # beside the files, for the database that is opened there
 
 
@@ -45,17 +52,18 @@ async def restore_newest(bucket: Bucket, shard: int, directory: Path) -> Checkpo
 
 
 async def restore(bucket: Bucket, found: Checkpoint, directory: Path) -> None:
-    """Make `directory` of a checkpoint, durable on return. It appears complete or not at all.
+    """Make `directory` of a checkpoint, durable on return. Until it is complete it has no file CURRENT.
 
-    Whatever was there before is removed. Raises DamagedObjectError, which names a missing or damaged object,
-    CheckpointError for a format of later versions or a disk without room, BucketError and OSError.
+    A database that is in it is removed; it may be the root of a file system. Raises DamagedObjectError, which names a
+    missing or damaged object, CheckpointError for a format of later versions or a disk without room, BucketError and
+    OSError.
     """
     if found.store_format not in READABLE_FORMATS:
         raise CheckpointError(
             f"checkpoint {found.number} has a database of the format {found.store_format!r}: use the version of topics "
             f"that made it ({found.server_version}) or a later one"
         )
-    begun = directory.with_name(f".{directory.name}.part")
+    begun = directory / _BEGUN
     await _check_sizes(bucket, found)
     try:
         await asyncio.to_thread(_begin, found, directory, begun)
@@ -63,6 +71,17 @@ async def restore(bucket: Bucket, found: Checkpoint, directory: Path) -> None:
         await asyncio.to_thread(_publish, begun, directory)
     finally:
         await asyncio.to_thread(shutil.rmtree, begun, ignore_errors=True)
+
+
+def clear(directory: Path) -> None:
+    """Remove the database in a directory, and what else a node keeps there; other files stay. Raises OSError."""
+    (directory / _CURRENT).unlink(missing_ok=True)  # first: what is left without it is no database
+    durable.sync(directory)
+    for path in directory.iterdir():
+        if path.name in _FOLDERS and not path.is_symlink():
+            shutil.rmtree(path)
+        elif clean_shutdown.is_of_database(path.name):
+            path.unlink()
 
 
 async def _check_sizes(bucket: Bucket, found: Checkpoint) -> None:
@@ -79,19 +98,23 @@ async def _check_sizes(bucket: Bucket, found: Checkpoint) -> None:
 
 
 def _begin(found: Checkpoint, directory: Path, begun: Path) -> None:
-    for former in (begun, directory):
-        if former.exists():
-            shutil.rmtree(former)
+    make_private(directory)
+    clear(directory)
     make_private(begun)
     free = shutil.disk_usage(begun).free
     wanted = found.nbytes + _ROOM_BYTES
     if free < wanted:
-        raise CheckpointError(f"{begun.parent} has {free} bytes left, and checkpoint {found.number} takes {wanted}")
+        raise CheckpointError(f"{directory} has {free} bytes left, and checkpoint {found.number} takes {wanted}")
 
 
 def _publish(begun: Path, directory: Path) -> None:
-    durable.sync(begun)
-    begun.rename(directory)
+    current = begun / _CURRENT
+    for path in begun.iterdir():
+        if path != current:
+            path.rename(directory / path.name)
+    durable.sync(directory)
+    current.rename(directory / _CURRENT)
+    durable.sync(directory)
     durable.sync(directory.parent)
 
 

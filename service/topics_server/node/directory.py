@@ -3,12 +3,16 @@
 import asyncio
 import contextlib
 import logging
-import shutil
 from typing import Final
 
 from topics_cluster.bucket import Bucket
+from topics_cluster.checkpoint import newest_position
+from topics_cluster.housekeeping import Housekeeper
 from topics_cluster.log import Position
+from topics_cluster.restore import COPIES, clear, restore_newest
+from topics_cluster.reuse import is_part_of_log
 from topics_cluster.store import ShardStore
+from topics_net import background
 from topics_server.resources import Resources
 from topics_service.storage.boot import boot_id
 from topics_service.storage.store import StoreError
@@ -19,22 +23,31 @@ log: Final = logging.getLogger("topics.cluster")
 class LocalDirectory:
     """Implements Directory in the server's data directory."""
 
-    def __init__(self, resources: Resources, bucket: Bucket, shard: int) -> None:
+    def __init__(self, resources: Resources, bucket: Bucket, shard: int, node: str) -> None:
         self._settings = resources.settings
         self._tables = resources.tables
         self._bucket = bucket
         self._shard = shard
+        self._housekeeper = Housekeeper(bucket, shard, self._settings.data_path / COPIES, node)
+        self._housekeeping: asyncio.Task[None] | None = None
 
     async def open(self) -> ShardStore:
         """See Directory."""
-        return await asyncio.to_thread(self._open)
+        store = await self._restored()
+        if not await self._is_part_of_log(store):
+            log.warning("the local directory has writes that are not in the log: the newest checkpoint takes its place")
+            await self.discard(store)
+            store = await self._restored()
+        self._housekeeping = background.start(self._housekeeper.run(store))
+        return store
 
     async def newest(self) -> Position | None:
         """See Directory."""
-        return None
+        return await newest_position(self._bucket, self._shard)
 
     async def close(self, store: ShardStore) -> None:
         """See Directory."""
+        await self._end_housekeeping()
         try:
             await asyncio.to_thread(store.close)
         except StoreError as error:
@@ -42,7 +55,35 @@ class LocalDirectory:
 
     async def discard(self, store: ShardStore) -> None:
         """See Directory."""
+        await self._end_housekeeping()
         await asyncio.to_thread(self._discard, store)
+
+    async def _restored(self) -> ShardStore:
+        """Open the database, that of the newest checkpoint where there is none."""
+        path = self._settings.data_path
+        if not await asyncio.to_thread((path / "CURRENT").exists):
+            try:
+                if await asyncio.to_thread(path.exists):
+                    await asyncio.to_thread(clear, path)
+                found = await restore_newest(self._bucket, self._shard, path)
+            except OSError as error:
+                raise StoreError(f"can't restore a checkpoint into {path}: {error}") from error
+            if found is not None:
+                log.info("restored checkpoint %d of shard %d", found.number, self._shard)
+        return await asyncio.to_thread(self._open)
+
+    async def _is_part_of_log(self, store: ShardStore) -> bool:
+        try:
+            return await is_part_of_log(self._bucket, store, self._shard, self.newest)
+        except BaseException:
+            await self.close(store)
+            raise
+
+    async def _end_housekeeping(self) -> None:
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+            await asyncio.wait([self._housekeeping])
+            self._housekeeping = None
 
     def _open(self) -> ShardStore:
         settings = self._settings
@@ -58,8 +99,4 @@ class LocalDirectory:
     def _discard(self, store: ShardStore) -> None:
         with contextlib.suppress(StoreError):
             store.abandon()
-        for path in self._settings.data_path.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        clear(self._settings.data_path)

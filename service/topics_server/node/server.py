@@ -300,7 +300,7 @@ class _Running:
             coordinator=self._coordinator,
             session=session,
             views=self._views,
-            directory=LocalDirectory(self._resources, self._bucket, _SHARD),
+            directory=LocalDirectory(self._resources, self._bucket, _SHARD, me.name),
             peers=Peers(self._signer, me.name, self._tls.credentials),
             followers=self._followers,
             place=self._place,
