@@ -167,6 +167,7 @@ class _Body:
         """False once a part was read that is not kept."""
         self.kept = b""
         self._is_chunked = False
+        self._due: int | None = None  # bytes of the length that the client gives
 
     @property
     def is_awaited(self) -> bool:
@@ -176,13 +177,15 @@ class _Body:
 
     async def framing(self) -> bytes:
         """The field of the head that frames the body where the client gives no length; empty without a body."""
-        names = {name for name, _ in self.scope["headers"]}
-        if b"content-length" in names:
+        fields = dict(self.scope["headers"])
+        length = fields.get(b"content-length")
+        if length is not None:
+            self._due = int(length)
             if "body" in self.scope["state"]:  # it is small and has arrived
                 await self.next()
             return b""
         if self.scope["http_version"] != "2":
-            self._is_chunked = b"transfer-encoding" in names
+            self._is_chunked = b"transfer-encoding" in fields
             self.is_complete = not self._is_chunked
         elif self.is_awaited:
             self._is_chunked = True
@@ -196,16 +199,25 @@ class _Body:
 
     async def next(self) -> bytes:
         """The next part, empty once the client is gone."""
+        part = await self._received()
+        while self._due == 0 and not (self.is_complete or self.is_gone):
+            # The end of a stream of HTTP/2 may come on its own, and an answer before it would make the client fail.
+            part += await self._received()
+        if self._is_chunked:
+            part = _chunk(part) + (_LAST_CHUNK if self.is_complete else b"")
+        self.is_kept = self.is_kept and len(self.kept) + len(part) <= _KEPT_BYTES
+        self.kept = self.kept + part if self.is_kept else b""
+        return part
+
+    async def _received(self) -> bytes:
         message = await self.receive()
         if message["type"] == "http.disconnect":
             self.is_gone = True
             return b""
         self.is_complete = not message.get("more_body", False)
         part: bytes = message.get("body", b"")
-        if self._is_chunked:
-            part = _chunk(part) + (_LAST_CHUNK if self.is_complete else b"")
-        self.is_kept = self.is_kept and len(self.kept) + len(part) <= _KEPT_BYTES
-        self.kept = self.kept + part if self.is_kept else b""
+        if self._due is not None:
+            self._due -= len(part)
         return part
 
 
@@ -245,7 +257,8 @@ class _Exchange:
     async def answer(self, head: Head) -> None:
         """Send an answer whose head has arrived. Raises LostError."""
         self.is_answered = True
-        headers = list(_passed(head.headers, lambda value: value.lower() in _PASSED_CONNECTION))
+        is_http1 = self._body.scope["http_version"] != "2"
+        headers = list(_passed(head.headers, lambda value: is_http1 and value.lower() in _PASSED_CONNECTION))
         if any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers):
             self._body.scope["state"]["timeout_event"] = TOO_SLOW
         await self._send({"type": "http.response.start", "status": head.status, "headers": headers})

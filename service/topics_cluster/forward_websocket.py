@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from starlette.types import Message, Receive, Scope, Send
@@ -17,6 +17,7 @@ from topics_cluster.owner_search import NOT_OWNER, OwnerSearch
 from topics_cluster.trust import HEADER, Origin, Signer
 
 _CLOSE_SECONDS: Final = 2.0
+_MAX_HELD_BYTES: Final = 256 << 20  # of messages of all clients
 _QUEUE: Final = 4  # messages of the owner that wait for the client
 _GONE: Final = 1012  # service restart
 _NOT_SENT: Final = frozenset((1005, 1006, 1015))  # codes that no frame may have
@@ -55,12 +56,13 @@ class SocketForwarder:
         self._signer = signer
         self._tls = tls
         self._connect_seconds = connect_seconds
+        self._held = _Held()
         self._open: dict[ClientConnection, str] = {}
 
     def leave(self, address: str) -> None:
         """End the connections to a node that is lost."""
         for upstream in [each for each, to in self._open.items() if to == address]:
-            upstream.transport.abort()
+            _abort(upstream)
 
     async def forward(self, scope: Scope, receive: Receive, send: Send, search: OwnerSearch, origin: Origin) -> None:
         """Serve one socket until one side ends it. Raises `not_ready` without an owner, and FullError."""
@@ -70,7 +72,7 @@ class SocketForwarder:
             if upstream is None:
                 return
             try:
-                await _relay(upstream, scope, receive, send)
+                await self._relay(upstream, receive, send)
             finally:
                 self._open.pop(upstream, None)
                 await _end(upstream)
@@ -131,15 +133,46 @@ class SocketForwarder:
         watch_peer(upstream.transport.get_extra_info("socket"))
         return upstream
 
+    async def _relay(self, upstream: ClientConnection, receive: Receive, send: Send) -> None:
+        """Accept the client's side, and pass messages on."""
+        await receive()  # websocket.connect
+        assert upstream.response is not None, "the handshake is over"
+        with self._held.message() as grow:
+            headers = _fields(upstream.response.headers)
+            accept: Message = {"type": "websocket.accept", "headers": headers, "holds": grow}
+            if upstream.subprotocol is not None:
+                accept["subprotocol"] = upstream.subprotocol
+            await send(accept)
+            await _pass_on(upstream, receive, send)
 
-async def _relay(upstream: ClientConnection, scope: Scope, receive: Receive, send: Send) -> None:
+
+class _Held:
+    """Bytes of large messages of clients that are not complete or not sent on."""
+
+    def __init__(self) -> None:
+        self._nbytes = 0
+
+    @contextlib.contextmanager
+    def message(self) -> Iterator[Callable[[int], bool]]:
+        """A function that sets how many bytes the message of one client holds; False if there is no room for them."""
+        held = 0
+
+        def grow(nbytes: int) -> bool:
+            nonlocal held
+            if nbytes > held and self._nbytes + nbytes - held > _MAX_HELD_BYTES:
+                return False
+            self._nbytes += nbytes - held
+            held = nbytes
+            return True
+
+        try:
+            yield grow
+        finally:
+            self._nbytes -= held
+
+
+async def _pass_on(upstream: ClientConnection, receive: Receive, send: Send) -> None:
     """Pass messages on until one side has ended, and its code to the other."""
-    await receive()  # websocket.connect
-    assert upstream.response is not None, "the handshake is over"
-    accept: Message = {"type": "websocket.accept", "headers": _fields(upstream.response.headers)}
-    if upstream.subprotocol is not None:
-        accept["subprotocol"] = upstream.subprotocol
-    await send(accept)
     to_owner = asyncio.create_task(_to_owner(upstream, receive))
     to_client = asyncio.create_task(_to_client(upstream, send))
     tasks = (to_owner, to_client)
@@ -195,7 +228,12 @@ async def _to_client(upstream: ClientConnection, send: Send) -> None:
 async def _end(upstream: ClientConnection) -> None:
     with contextlib.suppress(WebSocketException, OSError):
         await upstream.close()
-    upstream.transport.abort()
+    _abort(upstream)
+
+
+def _abort(upstream: ClientConnection) -> None:
+    if not upstream.transport.is_closing():
+        upstream.transport.abort()
 
 
 def _fields(headers: Headers) -> list[tuple[bytes, bytes]]:
