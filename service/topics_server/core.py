@@ -103,7 +103,7 @@ class Core:
             disk=self._disk,
             min_free_bytes=settings.min_free_bytes,
             space=statistics,
-            store=lambda: properties.read(settings.data_path, store.families, store.merged),
+            store=lambda: properties.read(store.path, store.families, store.merged),
             wal_switches=store.wal_switches,
             request_bytes=lambda: memory.used if memory is not None else 0,
             traces=traces.statistics,

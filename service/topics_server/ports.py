@@ -41,9 +41,12 @@ def bracketed(host: str) -> str:
 def advertised_address(settings: Settings, port: int) -> tuple[str, int]:
     """Return host and port that Kafka clients are to connect to; `port` is the one that the server listens on.
 
-    If unset and the server listens on all addresses, the host is the name of the machine.
+    If unset it is that of a node of a cluster, else the address; if the server listens on all addresses, the host is the
+    name of the machine.
     """
     host, advertised_port = split_host(settings.kafka_advertised)
+    if not host:
+        host = settings.cluster_advertised
     if not host:
         host = socket.gethostname() if settings.host in ("0.0.0.0", "::", "") else settings.host
     return host, int(advertised_port or port)

@@ -72,8 +72,9 @@ def _check_cluster(settings: "Settings") -> None:
     for name in ("cluster_lease_seconds", "cluster_window"):
         if getattr(settings, name) < 1:
             raise SettingsError(f"TOPICS_{name.upper()} must be at least 1")
-    if settings.bulk_readers:
-        raise SettingsError("TOPICS_BULK_READERS is for a single process: in a cluster it must be 0")
+    for name in ("bulk_readers", "wal_archive_seconds"):
+        if getattr(settings, name):
+            raise SettingsError(f"TOPICS_{name.upper()} is for a single process: in a cluster it must be 0")
 
 
 def _is_loopback(host: str) -> bool:

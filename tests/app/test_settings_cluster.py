@@ -52,6 +52,7 @@ def test_a_store_alone_is_no_cluster(name: str) -> None:
         ({"TOPICS_CLUSTER_WINDOW": "0"}, "TOPICS_CLUSTER_WINDOW must be at least 1"),
         ({"TOPICS_CLUSTER_WINDOW": "17"}, "is not a number from 0 to 16"),
         ({"TOPICS_BULK_READERS": "1"}, "TOPICS_BULK_READERS is for a single process"),
+        ({"TOPICS_WAL_ARCHIVE_SECONDS": "1d"}, "TOPICS_WAL_ARCHIVE_SECONDS is for a single process"),
     ],
 )
 def test_what_does_not_go_together_is_refused(changed: dict[str, str], error: str) -> None:

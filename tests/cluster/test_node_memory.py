@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,11 @@ import grpc
 import httpx
 import pytest
 
+from topics_cluster import objects
+from topics_cluster.checkpoint import Maker
 from topics_cluster.memory import MemoryBucket, MemoryCoordinator, MemoryEntries
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
+from topics_server.errors import StartError
 from topics_server.node.server import NodeServer
 from topics_server.settings import Settings
 
@@ -117,3 +120,44 @@ async def test_a_move_is_an_order_to_any_node(world: World) -> None:
         assert await texts(at_a) == ["one", "two"]
         await until(lambda: b.statistics.followers == 1)
         assert a.statistics.handovers == 1
+
+
+async def test_a_directory_that_is_older_than_the_log_is_replaced(world: World) -> None:
+    async with world.node("a") as a, client(a) as at_a:
+        await append(at_a, "one")
+        async with world.node("b"):
+            await until(lambda: a.statistics.followers == 1)
+        await append(at_a, "two")
+        await append(at_a, "three")
+        term = a._running._place.term  # type: ignore[union-attr]
+        assert term is not None
+        made = await Maker(world.bucket, 0, world.folder / "made", "test").make(term._store)
+        assert made is not None
+        for entry in await world.bucket.list(objects.prefix(0)):
+            if objects.number_of(entry.name) < made.number:
+                await world.bucket.delete([entry.name])
+        async with world.node("b") as b, client(b) as at_b:
+            await until(lambda: a.statistics.followers == 1)
+            assert b.statistics.number == a.statistics.number
+            assert await texts(at_b) == ["one", "two", "three"]
+        async with world.node("c") as c:
+            await until(lambda: c.statistics.number == a.statistics.number)
+
+
+async def test_a_bucket_that_gives_a_name_twice_is_refused(world: World) -> None:
+    class Careless(MemoryBucket):
+        async def create(self, name: str, parts: Sequence[bytes]) -> bool:
+            await self.delete([name])
+            return await super().create(name, parts)
+
+    world.bucket = Careless()
+    with pytest.raises(StartError, match="TOPICS_CLUSTER_STORE s3://memory: the object store overwrites"):
+        async with world.node("a"):
+            pass
+
+
+async def test_a_name_is_of_one_node(world: World, tmp_path: Path) -> None:
+    async with world.node("a"):
+        with pytest.raises(StartError, match="another node of the name a lives at 127"):
+            async with world.node("a", data_dir=str(tmp_path / "other")):
+                pass

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from topics_cluster.bucket import Bucket, BucketError
+from topics_cluster.checkpoint import CheckpointError
 from topics_cluster.coordinator import Coordinator, CoordinatorError, Node, Owner, Session, View, boottime
 from topics_cluster.follower import BehindCheckpointError, Follower
 from topics_cluster.log import OutOfOrderError, Position
@@ -40,8 +41,8 @@ _RETRY_SECONDS: Final = 1.0
 _STUCK_SECONDS: Final = 3.0  # of the oldest PUT, before a follower that reaches the store gets the shard
 _SUCCESSOR_SECONDS: Final = 5.0
 
-_UNUSABLE: Final = (BehindCheckpointError, StoreAheadError, StoreError, OutOfOrderError, TopicsError, OSError)
-_DAMAGED: Final = (DamagedObjectError, LaterFormatError, BrokenLogError)
+_UNUSABLE: Final = (BehindCheckpointError, StoreAheadError, StoreError, TopicsError, OSError)
+_DAMAGED: Final = (DamagedObjectError, LaterFormatError, BrokenLogError, CheckpointError)
 
 
 class Directory(Protocol):
@@ -174,7 +175,7 @@ class Replica:
         while not self._stopping:
             try:
                 store = await self._directory.open()
-            except (BucketError, StoreError, *_DAMAGED) as error:
+            except (BucketError, StoreError, OSError, *_DAMAGED) as error:
                 log.error("can't open the replica, trying again: %s", error)
                 await self._pause(_RETRY_SECONDS)
                 continue
@@ -185,6 +186,10 @@ class Replica:
                 is_kept = True
                 log.error("can't go on with the log, an operator has to look: %s", error)
                 await self._pause(5 * _RETRY_SECONDS)
+            except OutOfOrderError as error:
+                is_kept = not await self._is_superseded(store)
+                log.log(logging.ERROR if is_kept else logging.WARNING, "the local directory can't go on: %s", error)
+                await self._pause(5 * _RETRY_SECONDS if is_kept else 0)
             except _UNUSABLE as error:
                 log.warning("the local directory can't be used any more: %s", error)
             except Exception:
@@ -194,6 +199,14 @@ class Replica:
                 self._caught_up = False
                 self._show(self._owner())
                 await (self._directory.close if is_kept else self._directory.discard)(store)
+
+    async def _is_superseded(self, store: ShardStore) -> bool:
+        """Return whether the log goes on without what is only in the store, or with a newer checkpoint: it is not
+        damaged then."""
+        with contextlib.suppress(BucketError, *_DAMAGED):
+            newest = await self._directory.newest()
+            return store.is_ahead or (newest is not None and newest.number > store.position.number)
+        return store.is_ahead
 
     async def _use(self, store: ShardStore) -> bool:
         """Use an open store in all roles until it is stopped or of no use. Return whether its rows are in the log."""

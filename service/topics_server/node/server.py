@@ -8,13 +8,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
-from topics_cluster.bucket import Bucket
+from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.coordinator import Addresses, Coordinator, CoordinatorError, Node, Owner, Session, boottime
 from topics_cluster.etcd import EtcdCoordinator
 from topics_cluster.forward_grpc import GrpcForwarder
 from topics_cluster.forward_http import ForwardingApp
 from topics_cluster.forward_kafka import Splice
 from topics_cluster.forwarded import ForwardedCalls, ForwardedRequests
+from topics_cluster.probe import UnfitStoreError, probe
 from topics_cluster.s3 import S3Bucket
 from topics_cluster.store import ShardStore
 from topics_cluster.takeover import Ownership
@@ -283,13 +284,19 @@ class _Running:
             zone=settings.cluster_zone,
             version=__version__,
         )
+        is_probed = False
         while self._session is None:
             try:
+                if not is_probed:
+                    await probe(self._bucket)
+                    is_probed = True
                 await self._check_name(me)
                 session = await self._coordinator.session(settings.cluster_lease_seconds)
                 await session.register(me)
                 self._session = session
-            except CoordinatorError as error:
+            except UnfitStoreError as error:
+                raise StartError(f"TOPICS_CLUSTER_STORE {settings.cluster_store}: {error}") from None
+            except (BucketError, CoordinatorError) as error:
                 log.warning("can't join the cluster, trying again: %s", error)
                 if await _is_set_within(stop, _RETRY_SECONDS):
                     return
