@@ -41,8 +41,8 @@ def bracketed(host: str) -> str:
 def advertised_address(settings: Settings, port: int) -> tuple[str, int]:
     """Return host and port that Kafka clients are to connect to; `port` is the one that the server listens on.
 
-    If unset it is that of a node of a cluster, else the address; if the server listens on all addresses, the host is the
-    name of the machine.
+    If unset it is that of a node of a cluster, else the address. If the server listens on all addresses, the host is
+    the name of the machine.
     """
     host, advertised_port = split_host(settings.kafka_advertised)
     if not host:

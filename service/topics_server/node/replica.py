@@ -293,6 +293,7 @@ class Replica:
             try:
                 await follower.catch_up()
                 await follower.check()
+                self._applied(store, store.position.epoch)
                 self._caught_up = True
                 self._reaches_store = True
                 self.was_ready.set()
