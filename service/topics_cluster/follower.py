@@ -49,6 +49,8 @@ class Follower:
         self._store = store
         self._newest = newest
         self._tail = Tail(shard, store.position, store.ticket)
+        self.reached = float("-inf")
+        """When the end of the log was read last, by the loop's clock."""
         self._noticed = 0
         self._notice = asyncio.Event()
 
@@ -109,6 +111,7 @@ class Follower:
                         coming[number] = background.start(self._bucket.get(objects.name(self.shard, number)))
                 data = await coming.pop(tail.next)
                 if data is None:
+                    self.reached = asyncio.get_running_loop().time()
                     return count
                 await self._take(tail, data)
                 count += 1

@@ -187,7 +187,20 @@ class KafkaStatistics:
     gap_records: int = 0
 
 
-_PUT_BOUNDS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+_PUT_BOUNDS_US = (
+    1_000,
+    2_500,
+    5_000,
+    10_000,
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    10_000_000,
+)
 
 NODE_ROLES = ("starting", "following", "taking_over", "owning", "handing_over")
 """What a node of a cluster is for its shard."""
@@ -199,7 +212,8 @@ class NodeStatistics:
 
     `number` is that of the newest object that is acknowledged, at the owner, or applied, at a follower. `behind` counts
     the objects that a follower knows of and has not applied, `followers` those of the owner that are caught up.
-    `lease_seconds` is what is left of the lease; below 0 it has ended, or etcd is away.
+    `lease_seconds` is what is left of the lease; below 0 it has ended, or etcd is away. `puts` are the times until the
+    object store had an object, in us.
     """
 
     role: str = "starting"
@@ -215,4 +229,4 @@ class NodeStatistics:
     fenced: int = 0
     probes: int = 0
     forwarded: Counter[str] = field(default_factory=Counter)
-    puts: Histogram = field(default_factory=lambda: Histogram(_PUT_BOUNDS_SECONDS))
+    puts: Histogram = field(default_factory=lambda: Histogram(_PUT_BOUNDS_US))

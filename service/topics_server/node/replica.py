@@ -37,6 +37,7 @@ log: Final = logging.getLogger("topics.cluster")
 
 _TICK_SECONDS: Final = 0.25
 _PATIENCE_SECONDS: Final = 1.0  # for a node that is preferred to this one
+_RECENT_SECONDS: Final = 1.5  # of what comes once a second
 _RETRY_SECONDS: Final = 1.0
 _STUCK_SECONDS: Final = 3.0  # of the oldest PUT, before a follower that reaches the store gets the shard
 _SUCCESSOR_SECONDS: Final = 5.0
@@ -148,7 +149,7 @@ class Replica:
         self._stopping = False
         self._nonce = new_nonce()
         self._caught_up = False
-        self._reaches_store = True
+        self._heard = float("-inf")
         self._suspect: Owner | None = None
         self._replaced: Owner | None = None
         self._alone_since: float | None = None
@@ -269,7 +270,8 @@ class Replica:
             self._alone_since = now
         wanted = self._views.view.wanted.get(self._shard)
         others = self._views.view.nodes.keys() - {self._me.name, *([owner.node] if owner else [])}
-        is_preferred = wanted == self._me.name or wanted not in others
+        is_alive = owner is None and now - self._heard < _RECENT_SECONDS  # it will claim the shard again
+        is_preferred = wanted == self._me.name or (wanted not in others and not is_alive)
         if (self._caught_up or not others) and is_preferred:
             return True
         return now - self._alone_since > _PATIENCE_SECONDS
@@ -295,13 +297,11 @@ class Replica:
                 await follower.check()
                 self._applied(store, store.position.epoch)
                 self._caught_up = True
-                self._reaches_store = True
                 self.was_ready.set()
                 self._standing_changed.set()
                 log.info("caught up with the log of shard %d at %d", self._shard, store.position.number - 1)
                 self.wake()
             except BucketError as error:
-                self._reaches_store = False
                 log.warning("can't catch up with the log of shard %d, trying again: %s", self._shard, error)
                 await asyncio.sleep(_RETRY_SECONDS)
         try:
@@ -316,17 +316,20 @@ class Replica:
     async def _link(self, follower: Follower, store: ShardStore) -> None:
         """Hear from the owner what is durable. When that ends, see whether its process is dead."""
 
+        loop = asyncio.get_running_loop()
+
         def standing() -> Standing:
             return Standing(
                 shard=self._shard,
                 node=self._me.name,
                 number=store.position.number - 1,
                 caught_up=self._caught_up,
-                reaches_store=self._reaches_store,
+                reaches_store=loop.time() - follower.reached < _RECENT_SECONDS,
                 nonce=self._nonce,
             )
 
         def notice(heard: Notice) -> None:
+            self._heard = boottime()
             follower.notice(heard.number)
             self._statistics.behind = follower.behind
 
@@ -337,6 +340,7 @@ class Replica:
                 continue
             if owner.epoch:
                 await self._peers.follow(owner.addresses.grpc, standing, self._standing_changed, notice)
+                self._heard = float("-inf")
             if await is_refused(owner.addresses.grpc):
                 log.info("the owner %s of shard %d refuses connections: it is dead", owner.node, self._shard)
                 self._suspect = owner

@@ -11,6 +11,7 @@ from topics_service.statistics import (
     NODE_ROLES,
     ArchiveStatistics,
     CheckpointStatistics,
+    Histogram,
     KafkaStatistics,
     NodeStatistics,
     SpaceStatistics,
@@ -115,7 +116,9 @@ def cluster(node: NodeStatistics) -> Iterator[Metric]:
     yield gauge("cluster_lease_seconds", "What is left of the node's lease; below 0 it has ended.", node.lease_seconds)
     unacknowledged = "Bytes of writes that are not in the object store yet."
     yield gauge("cluster_unacknowledged_bytes", unacknowledged, node.unacknowledged_bytes)
-    yield histogram("cluster_put_seconds", "Time until the object store had an object.", [((), node.puts)])
+    puts = Histogram(tuple(bound / 1e6 for bound in node.puts.bounds))
+    puts.counts, puts.sum = list(node.puts.counts), node.puts.sum / 1e6
+    yield histogram("cluster_put_seconds", "Time until the object store had an object.", [((), puts)])
     yield counter("cluster_takeovers", "Times that this node became the owner, handovers too.", node.takeovers)
     yield counter("cluster_handovers", "Times that this node handed the shard over.", node.handovers)
     yield counter("cluster_fenced", "Times that this node lost the shard.", node.fenced)
