@@ -3,7 +3,9 @@
 import base64
 import contextlib
 import json
+import random
 import secrets
+import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,14 +16,13 @@ import requests
 from support.http import Api
 from support.server import DIE_WITH_US, TOPICS, ServerProcess
 from support.waiting import poll
-from support.weed import free_ports
 
 
 class Node(ServerProcess):
     """One node. `start` returns once it answers calls, itself or by passing them on."""
 
     def __init__(self, name: str, folder: Path, env: Mapping[str, object]) -> None:
-        http, grpc, kafka = free_ports(3)
+        http, grpc, kafka = _lasting_ports(3)
         ports = {"TOPICS_PORT": http, "TOPICS_GRPC_PORT": grpc, "TOPICS_KAFKA_PORT": kafka}
         super().__init__(folder, env={**ports, "TOPICS_CLUSTER_NODE": name, **env}, kafka=True)
         self.name = name
@@ -147,3 +148,13 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _lasting_ports(count: int) -> list[int]:
+    """Free ports below those that the system gives to connections, which would take them while a node is down."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
+    return ports
