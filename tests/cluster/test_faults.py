@@ -198,3 +198,12 @@ def test_a_put_that_lands_after_the_takeover_is_of_no_effect(tmp_path: Path, etc
             cluster.wait_for_followers(2)
             cluster.owner().kill()
             load.wait_for_acks()
+
+
+def test_a_store_that_creates_over_what_is_there_is_refused(tmp_path: Path, etcd: Etcd) -> None:
+    with LocalS3(conditional=False) as store:
+        node = Cluster(tmp_path, etcd.address, "s3://bucket/t", store.environment, nodes=1).nodes[0]
+        node.spawn()
+        assert node.wait(30) == 1
+        assert "ignores If-None-Match" in node.log
+        assert store.keys("bucket/t/") == []
