@@ -29,7 +29,8 @@ class OwnerSearch:
         """The time, in seconds, counts from now."""
         self._owner = owner
         self._ends = asyncio.get_running_loop().time() + seconds
-        self._pause = 0.0
+        self._pause = _FIRST_PAUSE
+        self._tried: Addresses | None = None
 
     @property
     def is_over(self) -> bool:
@@ -37,19 +38,26 @@ class OwnerSearch:
         return asyncio.get_running_loop().time() >= self._ends
 
     async def next(self) -> Addresses:
-        """Where to try next: at once the first time, then after a pause that grows to a quarter of a second.
+        """Where to try next: another owner than before at once, the same one after a pause that grows to a quarter of
+        a second.
 
         Raises `not_ready` when the time is over.
         """
         try:
             async with asyncio.timeout_at(self._ends):
-                if self._pause:
+                found = await self._find()
+                if found == self._tried:
                     await asyncio.sleep(self._pause)
-                self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
-                found = self._owner()
-                return await found if inspect.isawaitable(found) else found
+                    self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+                    found = await self._find()
+                self._tried = found
+                return found
         except TimeoutError:
             raise no_owner() from None
+
+    async def _find(self) -> Addresses:
+        found = self._owner()
+        return await found if inspect.isawaitable(found) else found
 
 
 def no_owner() -> TopicsError:

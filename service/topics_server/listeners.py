@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from starlette.types import ASGIApp
 
@@ -69,7 +70,13 @@ def http_server(resources: Resources, app: ASGIApp) -> HttpServer:
 
 
 def kafka_server(
-    resources: Resources, core: Core, sock: socket.socket, wrap: Callable[[Make], Make] = lambda make: make
+    resources: Resources,
+    core: Core,
+    sock: socket.socket,
+    *,
+    node_id: int,
+    leader_epoch: int = 0,
+    wrap: Callable[[Make], Make] = lambda make: make,
 ) -> KafkaServer:
     """The server of Kafka on `sock`, not listening yet. `wrap` may wrap its handlers. Raises TopicsError."""
     tls = resources.certificates.kafka
@@ -79,10 +86,11 @@ def kafka_server(
     return create_kafka(
         core.api,
         core.authorizer,
-        resources.settings.kafka,
+        replace(resources.settings.kafka, node_id=node_id),
         sock,
         host=host,
         port=port,
+        leader_epoch=leader_epoch,
         tls=tls.context() if tls else None,
         handlers=wrap(observed_kafka(while_good(all_handlers, core.authorizer), *observers)),
     )
@@ -152,7 +160,7 @@ class Listeners:
             return
         port = sock.getsockname()[1]
         try:
-            self._kafka = kafka_server(self._resources, self._core, sock)
+            self._kafka = kafka_server(self._resources, self._core, sock, node_id=self._settings.kafka.node_id)
             await self._kafka.start()
         except (OSError, TopicsError) as error:
             raise StartError(f"Kafka: {error}") from error

@@ -328,7 +328,11 @@ class Settings:
     kafka_num_partitions: int = _setting(
         "TOPICS_KAFKA_NUM_PARTITIONS", 1, "partitions of a topic created by a Kafka client that gives no number"
     )
-    kafka_node_id: int = _setting("TOPICS_KAFKA_NODE_ID", 1, "broker id of this server")
+    kafka_node_id: int = _setting(
+        "TOPICS_KAFKA_NODE_ID",
+        1,
+        "broker id of this server; a node of a cluster makes one of its name unless it is set",
+    )
     kafka_initial_rebalance_ms: int = _setting(
         "TOPICS_KAFKA_INITIAL_REBALANCE_MS", 3000, "time that an empty classic group waits for more members to join"
     )

@@ -16,6 +16,7 @@ from support.cluster import Cluster
 from support.etcd import Etcd
 from support.http import Api
 from support.local_s3 import LocalS3
+from topics_cluster.forward_kafka import node_id
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
 
 PAUSE_SECONDS = 2.0
@@ -87,7 +88,7 @@ def test_kafka_clients_find_the_owner_at_any_node(cluster: Cluster) -> None:
         api.put("t", durability="fsync")
     for node in cluster.nodes:
         brokers = AdminClient({"bootstrap.servers": node.kafka_target}).list_topics(timeout=20).brokers
-        assert [broker.port for broker in brokers.values()] == [owner.kafka_port], node.name
+        assert {broker.id: broker.port for broker in brokers.values()} == {node_id(owner.name): owner.kafka_port}
 
 
 def test_a_single_process_imports_nothing_of_clusters() -> None:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from topics_cluster.forward_grpc import GrpcForwarder
 from topics_cluster.forward_http import ForwardingApp
-from topics_cluster.forward_kafka import Splice
+from topics_cluster.forward_kafka import Splice, node_id
 from topics_kafka.handlers import Answer, Context, Handler, ServerContext
 from topics_kafka.listener import KafkaServer
 from topics_kafka.protocol import Message
@@ -20,6 +20,7 @@ from topics_server.node.gate import LostShardError
 from topics_server.node.place import Place
 from topics_server.node.term import Term
 from topics_server.resources import Resources
+from topics_server.settings import default
 from topics_service.api.grpc.calls import Calls
 from topics_service.api.grpc.handlers import OUR_METHODS
 from topics_service.api.grpc.handlers import Handler as GrpcHandler
@@ -89,7 +90,11 @@ class KafkaDoor:
 
     def __init__(self, resources: Resources, splice: Callable[[socket.socket], Splice]) -> None:
         """`splice` makes what passes connections on."""
+        settings = resources.settings
         self._resources = resources
+        self._node_id = settings.kafka.node_id
+        if settings.kafka_node_id == default("kafka_node_id"):
+            self._node_id = node_id(settings.node_name)
         self._splice = splice
         self._server: KafkaServer | None = None
         self._passing: Splice | None = None
@@ -106,7 +111,14 @@ class KafkaDoor:
         if sock is None:
             return
         await self._pause()
-        self._server = kafka_server(self._resources, term.core, sock.dup(), _gated(term))
+        self._server = kafka_server(
+            self._resources,
+            term.core,
+            sock.dup(),
+            node_id=self._node_id,
+            leader_epoch=term.ownership.epoch,
+            wrap=_gated(term),
+        )
         await self._server.start()
 
     async def pass_on(self) -> None:
