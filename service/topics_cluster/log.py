@@ -116,8 +116,11 @@ class Appender:
 
     @property
     def waiting_since(self) -> float | None:
-        """The time at which the oldest object that is not acknowledged was begun."""
-        return self._under_way[0].began if self._under_way else None
+        """The time at which the oldest object that is not acknowledged was begun; also for other threads."""
+        try:
+            return self._under_way[0].began
+        except IndexError:
+            return None
 
     def add(self, ticket: int, parts: Sequence[bytes], nbytes: int) -> None:
         """Take a batch: its bytes in parts (see `objects`), `nbytes` in all. Tickets grow by one."""

@@ -26,6 +26,7 @@ _HEADER: Final = struct.Struct(">8sBBHIQQQQ16sQ")
 _CHECKSUM: Final = struct.Struct(">I")
 _BATCH: Final = struct.Struct(">QI")
 _FAMILIES: Final = len(Family)
+_JOINED_BYTES: Final = 4096
 
 Row = tuple[int, int, bytes, bytes]
 """Op, family, key and value; of a DELETE_RANGE its start and stop, of a DELETE the value is empty."""
@@ -118,6 +119,24 @@ def row(op: Op, family: Family, key: bytes, value: bytes = b"") -> bytes:
 def batch_start(ticket: int, rows: int) -> bytes:
     """The bytes before the rows of a batch."""
     return _BATCH.pack(ticket, rows)
+
+
+def batch_parts(ticket: int, rows: Sequence[Row]) -> list[bytes]:
+    """The bytes of a batch, in parts. Large values are parts of their own, without a copy."""
+    parts: list[bytes] = []
+    small = [batch_start(ticket, len(rows))]
+    for op, family, key, value in rows:
+        small.append(ROW.pack(op, family, len(key), len(value)))
+        small.append(key)
+        if len(value) < _JOINED_BYTES:
+            small.append(value)
+        else:
+            parts.append(b"".join(small))
+            parts.append(value)
+            small.clear()
+    if small:
+        parts.append(b"".join(small))
+    return parts
 
 
 def encode(header: Header, body: Iterable[bytes] = ()) -> list[bytes]:

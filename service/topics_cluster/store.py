@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from rocksdict import ColumnFamily
 
-from topics_cluster import objects
 from topics_cluster.log import START, Position
-from topics_cluster.objects import ROW, LogObject, Op
+from topics_cluster.objects import LogObject, Op, Row
 from topics_cluster.uploader import Uploader
 from topics_service.storage import segments
 from topics_service.storage.rocks import RocksStore
@@ -25,38 +24,30 @@ POSITION_KEY: Final = b"log_position"
 
 _POSITION: Final = struct.Struct(">4Q")
 _SYNC_SECONDS: Final = 10.0
-_JOINED_BYTES: Final = 4096
-_PUT, _DELETE = int(Op.PUT), int(Op.DELETE)
+_PUT, _DELETE, _DELETE_RANGE = int(Op.PUT), int(Op.DELETE), int(Op.DELETE_RANGE)
 _FAMILIES: Final = tuple(Family)
 
 
 class LogBatch(RocksBatch):
-    """A batch that also keeps its rows for the log, as bytes; large values are not copied."""
+    """A batch that also keeps its rows, for the log."""
 
-    __slots__ = ("log_bytes", "log_parts", "log_rows")
+    __slots__ = ("rows",)
 
     def __init__(self, handles: list[ColumnFamily], usage: segments.Usage) -> None:
         super().__init__(handles, usage)
-        self.log_parts: list[bytes] = []
-        self.log_bytes = 0
-        self.log_rows = 0
+        self.rows: list[Row] = []
 
     def put(self, family: Family, key: bytes, value: bytes) -> None:
         """See WriteBatch."""
-        size = len(value)
-        start = ROW.pack(_PUT, family, len(key), size)
-        if size < _JOINED_BYTES:
-            self.log_parts.append(start + key + value)
+        self.rows.append((_PUT, family, key, value))
+        if family is Family.BLOCKS:
+            RocksBatch.put(self, family, key, value)
         else:
-            self.log_parts.append(start + key)
-            self.log_parts.append(value)
-        self.log_bytes += len(start) + len(key) + size
-        self.log_rows += 1
-        RocksBatch.put(self, family, key, value)
+            self.raw.put(key, value, self._handles[family])
 
     def delete(self, family: Family, key: bytes) -> None:
         """See WriteBatch."""
-        self._note(objects.row(Op.DELETE, family, key))
+        self.rows.append((_DELETE, family, key, b""))
         RocksBatch.delete(self, family, key)
 
     def apply(self, family: Family, changes: Mapping[bytes, bytes | None]) -> None:
@@ -69,13 +60,8 @@ class LogBatch(RocksBatch):
 
     def delete_range(self, family: Family, start: bytes, stop: bytes) -> None:
         """See WriteBatch."""
-        self._note(objects.row(Op.DELETE_RANGE, family, start, stop))
+        self.rows.append((_DELETE_RANGE, family, start, stop))
         RocksBatch.delete_range(self, family, start, stop)
-
-    def _note(self, row: bytes) -> None:
-        self.log_parts.append(row)
-        self.log_bytes += len(row)
-        self.log_rows += 1
 
 
 class ShardStore(RocksStore):
@@ -99,6 +85,7 @@ class ShardStore(RocksStore):
         """The newest ticket of the engine, whose own tickets begin at 1 in each life."""
         self.on_written: Callable[[], None] = lambda: None
         """Called after each write of an owner; `uploader.wake` has to follow."""
+        self._offset = -1
         self._offsets: deque[tuple[int, int]] = deque()
 
     @property
@@ -121,6 +108,7 @@ class ShardStore(RocksStore):
         assert self._uploader is None, "a store has one uploader at a time"
         assert self.ticket == uploader.position.ticket, "the log continues where the rows end"
         self._uploader = uploader
+        self._offset = -1
         self._offsets.clear()
         self.on_written = uploader.wake
 
@@ -141,27 +129,23 @@ class ShardStore(RocksStore):
         uploader = self._uploader
         if uploader is None:
             raise StoreError("this node does not own the shard")
-        uploader.check()
+        if uploader.failure is not None:
+            uploader.check()
         assert isinstance(batch, LogBatch), "a batch belongs to the store that made it"
         with self.writing:
             if uploader.unacknowledged_bytes > MAX_UNACKNOWLEDGED_BYTES:
                 raise StoreStalledError("the object store does not keep up")
-            ticket = self.ticket + 1
-            start = objects.batch_start(ticket, batch.log_rows)
-            parts, nbytes = [start, *batch.log_parts], len(start) + batch.log_bytes
-            RocksBatch.put(batch, Family.META, POSITION_KEY, _POSITION.pack(*uploader.position, ticket))
-            super().write(batch)
+            rows, nbytes, ticket = tuple(batch.rows), batch.nbytes, self.ticket + 1
+            batch.raw.put(POSITION_KEY, _POSITION.pack(*uploader.position, ticket), self._handles[Family.META])
+            self.rewrite(batch)
+            self.changes += 1
             self.ticket = ticket
-            self._number(ticket)
-            uploader.add(ticket, parts, nbytes)
+            offset = ticket - self.written()
+            if offset != self._offset:  # not every batch has a ticket of the engine
+                self._offset = offset
+                self._offsets.append((ticket, offset))
+            uploader.add(ticket, rows, nbytes)
         self.on_written()
-
-    def _number(self, ticket: int) -> None:
-        """Keep in mind which of the engine's tickets a batch has: not all that is written has one."""
-        before = self.written()
-        offsets = self._offsets
-        if not offsets or offsets[-1][0] - offsets[-1][1] != ticket - before:
-            offsets.append((ticket, before))
 
     def durable(self, acknowledged: int) -> int:
         """The newest ticket of the engine that is durable once a ticket of the log is acknowledged. For the thread that
@@ -171,8 +155,7 @@ class ShardStore(RocksStore):
         offsets, following = self._offsets, acknowledged + 1
         while len(offsets) > 1 and offsets[1][0] <= following:
             offsets.popleft()
-        ticket, before = offsets[0]
-        return before + following - ticket
+        return following - offsets[0][1]
 
     def apply(self, found: LogObject, position: Position) -> None:
         """Apply an object that was read from the log, up to whose end `position` goes: all of it or nothing.

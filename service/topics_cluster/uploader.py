@@ -3,12 +3,15 @@
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from topics_cluster import objects
 from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.log import Appender, Position, Put
+from topics_cluster.objects import Row
 from topics_service.statistics import Histogram
 from topics_service.storage.store import StoreError
 
@@ -52,7 +55,10 @@ class Uploader:
         self.failure: Exception | None = None
         self._bucket = bucket
         self._appender = Appender(shard, position.epoch, position.number, nonce, window)
-        self._changed = threading.Condition()  # and the lock of the appender
+        self._added: deque[tuple[int, Sequence[Row], int]] = deque()
+        self._added_bytes = 0  # by those that write
+        self._acknowledged_bytes = 0  # by the thread, so that neither has to lock
+        self._changed = threading.Condition()
         self._is_waking = False
         self._stopping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -69,13 +75,16 @@ class Uploader:
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """The bytes of batches that are not acknowledged."""
-        return self._appender.unacknowledged_bytes
+        """The bytes of batches that are not acknowledged, about."""
+        return self._added_bytes - self._acknowledged_bytes
 
-    def add(self, ticket: int, parts: Sequence[bytes], nbytes: int) -> None:
-        """Take a batch, as `Appender.add`, from any thread. `wake` has to follow."""
-        with self._changed:
-            self._appender.add(ticket, parts, nbytes)
+    def add(self, ticket: int, rows: Sequence[Row], nbytes: int) -> None:
+        """Take a batch of about `nbytes`; tickets grow by one. `wake` has to follow.
+
+        From any thread, but not from two at once.
+        """
+        self._added.append((ticket, rows, nbytes))
+        self._added_bytes += nbytes
 
     def wake(self) -> None:
         """Look for batches, soon."""
@@ -85,9 +94,8 @@ class Uploader:
 
     def waiting_seconds(self) -> float:
         """The time for which the oldest object that is not acknowledged has been under way; 0 if there is none."""
-        with self._changed:
-            began = self._appender.waiting_since
-            return 0.0 if began is None else max(0.0, self._loop.time() - began)
+        began = self._appender.waiting_since
+        return 0.0 if began is None else max(0.0, self._loop.time() - began)
 
     def wait(self, ticket: int, seconds: float) -> None:
         """Block until a ticket is acknowledged. Raises StoreError if that fails, is stopped or takes longer than
@@ -145,9 +153,12 @@ class Uploader:
             self._timer.cancel()
             self._timer = None
         while not self._is_over:
-            with self._changed:
-                put, at = self._appender.begin(self._loop.time()), self._appender.begins_at
+            while self._added:
+                ticket, rows, nbytes = self._added.popleft()
+                self._appender.add(ticket, objects.batch_parts(ticket, rows), nbytes)
+            put = self._appender.begin(self._loop.time())
             if put is None:
+                at = self._appender.begins_at
                 self._timer = None if at is None else self._loop.call_at(at, self._begin)
                 return
             task = self._loop.create_task(self._put(put))
@@ -165,12 +176,13 @@ class Uploader:
         self.statistics.latency.observe((now - began) * 1e6)
         self.statistics.objects += 1
         self.statistics.bytes += put.nbytes
-        with self._changed:
-            ticket = self._appender.created(put.number, now)
-            if ticket is not None:
+        before = self._appender.unacknowledged_bytes
+        ticket = self._appender.created(put.number, now)
+        self._acknowledged_bytes += before - self._appender.unacknowledged_bytes
+        if ticket is not None:
+            with self._changed:
                 self.position = Position(self.position.epoch, self._appender.oldest, ticket)
                 self._changed.notify_all()
-        if ticket is not None:
             self.on_acknowledged(ticket)
         self._begin()
 
@@ -186,8 +198,7 @@ class Uploader:
             except (BucketError, TimeoutError) as error:
                 self._complain(put, error)
             else:
-                with self._changed:
-                    verdict = self._appender.exists(put.number, found)
+                verdict = self._appender.exists(put.number, found)
                 if verdict == "ours":
                     return
                 if verdict == "fenced":

@@ -32,8 +32,7 @@ class Uploads:
 
     def add(self, nbytes: int = 10) -> None:
         self.tickets += 1
-        parts = [objects.batch_start(self.tickets, 1), objects.row(objects.Op.PUT, Family.ROWS, b"k", bytes(nbytes))]
-        self.uploader.add(self.tickets, parts, sum(map(len, parts)))
+        self.uploader.add(self.tickets, [(objects.Op.PUT, Family.ROWS, b"k", bytes(nbytes))], nbytes + 23)
         self.uploader.wake()
 
     def begun(self, count: int) -> None:
