@@ -21,7 +21,7 @@ class LogCommit(Commit):
     def __init__(
         self, store: ShardStore, on_synced: Callable[[int], None], on_failed: Callable[[BaseException], None]
     ) -> None:
-        """Begin for an owner's store. `on_synced` gets tickets of the engine, see `ShardStore.written`."""
+        """Begin for an owner's store. `on_synced` gets tickets of the engine, see `ShardStore.engine`."""
         super().__init__(on_synced, on_failed)
         assert store.uploader is not None
         self._store = store
@@ -51,7 +51,7 @@ class LogCommit(Commit):
             on_failed(error)
 
         writer = engine.writer
-        store.written = lambda: writer.written
+        store.engine = writer
         commit = cls(store, engine.synced, fail)
         commit.span = writer.span
         return commit

@@ -6,6 +6,7 @@ to its end and puts a *fence* at the first number that is free: from then on epo
 above. Objects that the former owner has under way lie below the fence's `resume`, and no reader gets them.
 """
 
+import struct
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
@@ -20,6 +21,7 @@ MAX_OBJECT_BYTES: Final = 4 << 20
 EARLY_BYTES: Final = 512 << 10
 """Pending bytes that open a further slot at once."""
 
+_POSITION: Final = struct.Struct(">3Q")
 _USUAL_SECONDS: Final = 0.05  # of a PUT, before one has been seen
 _SMOOTHING: Final = 0.125
 _MOST_SECONDS: Final = 1.0  # that one PUT counts with: an outage is not usual
@@ -42,6 +44,10 @@ class Position(NamedTuple):
     epoch: int
     number: int
     ticket: int
+
+    def pack(self) -> bytes:
+        """The position as 24 bytes."""
+        return _POSITION.pack(*self)
 
 
 START: Final = Position(0, 1, 0)

@@ -52,12 +52,15 @@ class Uploader:
         self.on_failed: Callable[[Exception], None] = lambda _error: None
         self.position = position
         """The end of what is acknowledged."""
+        self.position_bytes = position.pack()
         self.failure: Exception | None = None
         self._bucket = bucket
         self._appender = Appender(shard, position.epoch, position.number, nonce, window)
-        self._added: deque[tuple[int, Sequence[Row], int]] = deque()
-        self._added_bytes = 0  # by those that write
-        self._acknowledged_bytes = 0  # by the thread, so that neither has to lock
+        self._added: deque[tuple[int, Sequence[Row]]] = deque()
+        self.add: Callable[[tuple[int, Sequence[Row]]], None] = self._added.append
+        """Takes a batch, in order of tickets, which grow by one. `wake` has to follow. For any thread."""
+        self.unacknowledged_bytes = 0
+        """The bytes of batches that are not acknowledged, as far as the thread has seen them."""
         self._changed = threading.Condition()
         self._is_waking = False
         self._stopping = False
@@ -72,19 +75,6 @@ class Uploader:
     def shard(self) -> int:
         """The number of the shard."""
         return self._appender.shard
-
-    @property
-    def unacknowledged_bytes(self) -> int:
-        """The bytes of batches that are not acknowledged, about."""
-        return self._added_bytes - self._acknowledged_bytes
-
-    def add(self, ticket: int, rows: Sequence[Row], nbytes: int) -> None:
-        """Take a batch of about `nbytes`; tickets grow by one. `wake` has to follow.
-
-        From any thread, but not from two at once.
-        """
-        self._added.append((ticket, rows, nbytes))
-        self._added_bytes += nbytes
 
     def wake(self) -> None:
         """Look for batches, soon."""
@@ -154,8 +144,10 @@ class Uploader:
             self._timer = None
         while not self._is_over:
             while self._added:
-                ticket, rows, nbytes = self._added.popleft()
-                self._appender.add(ticket, objects.batch_parts(ticket, rows), nbytes)
+                ticket, rows = self._added.popleft()
+                parts = objects.batch_parts(ticket, rows)
+                self._appender.add(ticket, parts, sum(map(len, parts)))
+            self.unacknowledged_bytes = self._appender.unacknowledged_bytes
             put = self._appender.begin(self._loop.time())
             if put is None:
                 at = self._appender.begins_at
@@ -176,12 +168,11 @@ class Uploader:
         self.statistics.latency.observe((now - began) * 1e6)
         self.statistics.objects += 1
         self.statistics.bytes += put.nbytes
-        before = self._appender.unacknowledged_bytes
         ticket = self._appender.created(put.number, now)
-        self._acknowledged_bytes += before - self._appender.unacknowledged_bytes
         if ticket is not None:
             with self._changed:
                 self.position = Position(self.position.epoch, self._appender.oldest, ticket)
+                self.position_bytes = self.position.pack()
                 self._changed.notify_all()
             self.on_acknowledged(ticket)
         self._begin()

@@ -17,6 +17,7 @@ from topics_cluster.follower import Follower
 from topics_cluster.log import START, Position
 from topics_cluster.store import POSITION_KEY, read_position
 from topics_cluster.uploader import FencedError
+from topics_service.engine.writer import Writer
 from topics_service.storage import keys, segments
 from topics_service.storage.store import Family, StoreError, StoreStalledError
 
@@ -331,15 +332,15 @@ async def test_an_object_applies_as_a_whole_or_not_at_all(
 async def test_what_is_durable_is_told_in_the_tickets_of_the_engine(owner: Member, seed: int) -> None:
     """Not every batch is the engine's: its maintenance writes some past its writer."""
     chance = random.Random(seed)
-    store, written, order = owner.store, 0, [0]
-    store.written = lambda: written
+    store, order = owner.store, [0]
+    engine = store.engine = Writer(store)
     acknowledged = 0
     for _ in range(400):
         for _ in range(chance.randrange(4)):
             owner.put(b"key", b"")
-            written += chance.random() < 0.7
-            order.append(written)
+            engine.written += chance.random() < 0.7
+            order.append(engine.written)
         if len(order) > acknowledged:
             acknowledged = chance.randrange(acknowledged, len(order))
             assert store.durable(acknowledged) == order[acknowledged]
-    assert store.durable(len(order) - 1) == written
+    assert store.durable(len(order) - 1) == engine.written

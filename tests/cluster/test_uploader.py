@@ -32,7 +32,7 @@ class Uploads:
 
     def add(self, nbytes: int = 10) -> None:
         self.tickets += 1
-        self.uploader.add(self.tickets, [(objects.Op.PUT, Family.ROWS, b"k", bytes(nbytes))], nbytes + 23)
+        self.uploader.add((self.tickets, [(objects.Op.PUT, Family.ROWS, b"k", bytes(nbytes))]))
         self.uploader.wake()
 
     def begun(self, count: int) -> None:

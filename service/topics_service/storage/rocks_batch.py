@@ -1,12 +1,15 @@
 """The batches of the store on RocksDB."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from rocksdict import ColumnFamily
 from rocksdict import WriteBatch as RawBatch
 
 from topics_service.storage import segments
 from topics_service.storage.store import Family
+
+_BLOCKS: Final = Family.BLOCKS  # an attribute of an enum costs more than a name
 
 
 class RocksBatch:
@@ -26,12 +29,16 @@ class RocksBatch:
 
     def put(self, family: Family, key: bytes, value: bytes) -> None:
         """See WriteBatch."""
-        if family is Family.BLOCKS and segments.is_apart(value):
-            reference = self._usage.place(len(value))
-            self.placed.append((key, reference))
-            self.raw.put(segments.key(reference.position, key), value, self._handles[Family.SEGMENTS])
-            value = segments.encode(reference)
+        if family is _BLOCKS and segments.is_apart(value):
+            value = self._place(key, value)
         self.raw.put(key, value, self._handles[family])
+
+    def _place(self, key: bytes, value: bytes) -> bytes:
+        """Keep a value of BLOCKS apart; return what its row has instead."""
+        reference = self._usage.place(len(value))
+        self.placed.append((key, reference))
+        self.raw.put(segments.key(reference.position, key), value, self._handles[Family.SEGMENTS])
+        return segments.encode(reference)
 
     def delete(self, family: Family, key: bytes) -> None:
         """See WriteBatch."""
