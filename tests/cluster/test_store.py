@@ -11,6 +11,7 @@ import pytest
 
 from support.held_bucket import HeldBucket
 from support.shards import SHARD, Member, rows
+from support.waiting import poll
 from topics_cluster import objects
 from topics_cluster import store as store_module
 from topics_cluster.follower import Follower
@@ -243,6 +244,9 @@ async def test_writes_are_refused_while_too_much_is_not_acknowledged(
     bucket.away = True
     for number in range(3):
         owner.put(b"%d" % number, bytes(100))
+    uploader = owner.uploader
+    assert uploader is not None
+    poll(lambda: uploader.unacknowledged_bytes > 300)
     with pytest.raises(StoreStalledError, match="object store"):
         owner.put(b"refused", bytes(100))
     assert owner.get(b"refused") is None
