@@ -79,6 +79,8 @@ class Front:
     def __init__(self, owner: Callable[[], Any], **options: Any) -> None:
         self.http = ForwardingApp(owner, Signer(SECRET), **options)
         self.grpc = GrpcForwarder(owner, Signer(SECRET), hold_seconds=options.get("hold_seconds", 10))
+        self.calls = 0
+        """Calls of gRPC so far."""
         self._server: HttpServer | None = None
         self._port: GrpcPort | None = None
 
@@ -88,7 +90,7 @@ class Front:
         await self._server.start()
         self.base = f"http://127.0.0.1:{self._server.port}"
         self._port = GrpcPort(host="127.0.0.1", port=0)
-        self.target = f"127.0.0.1:{await self._port.start((), [_Forwarded(self.grpc)])}"
+        self.target = f"127.0.0.1:{await self._port.start((), [_Forwarded(self)])}"
 
     async def stop(self) -> None:
         """Stop. Nothing is left open at owners."""
@@ -138,11 +140,12 @@ def bound() -> socket.socket:
 
 
 class _Forwarded(grpc.GenericRpcHandler):
-    def __init__(self, forwarder: GrpcForwarder) -> None:
-        self._forwarder = forwarder
+    def __init__(self, front: Front) -> None:
+        self._front = front
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
-        return self._forwarder.handler(handler_call_details.method)
+        self._front.calls += 1
+        return self._front.grpc.handler(handler_call_details.method)
 
 
 class _Lost(grpc.aio.ServerInterceptor):

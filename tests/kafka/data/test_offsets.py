@@ -126,6 +126,25 @@ async def test_leader_epochs(broker: Broker, version: int) -> None:
     assert await end(0, partition=2) == await end(0, topic="gone") == (3, -1, -1)
 
 
+@pytest.mark.parametrize("version", [4, 9])
+async def test_leader_epochs_of_a_shard(broker: Broker, version: int) -> None:
+    """In a cluster an epoch ends with a takeover: clients of an earlier one are fenced, and no offset is used again."""
+    await broker.produce(batch(b"a", b"b"))
+    broker.context.server.leader_epoch = 7
+    for current, wanted in ((6, ErrorCode.FENCED_LEADER_EPOCH), (7, 0), (8, ErrorCode.UNKNOWN_LEADER_EPOCH), (-1, 0)):
+        offsets = await broker.offsets(LATEST, version=version, epoch=current)
+        assert offsets["error_code"] == wanted
+        assert (offsets["offset"], offsets["leader_epoch"]) == ((-1, -1) if wanted else (2, 7))
+        fetched = await broker.fetch(version=12, epoch=current)
+        assert fetched["error_code"] == wanted
+        for epoch, end in ((-1, (-1, -1)), (0, (0, 2)), (6, (6, 2)), (7, (7, 2)), (8, (-1, -1))):
+            asked = {"partition": 0, "current_leader_epoch": current, "leader_epoch": epoch}
+            body = {"replica_id": -1, "topics": [{"topic": "t", "partitions": [asked]}]}
+            answer = (await broker.call(ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, body))["topics"][0]["partitions"][0]
+            assert answer["error_code"] == wanted
+            assert (answer["leader_epoch"], answer["end_offset"]) == ((-1, -1) if wanted else end)
+
+
 async def init(broker: Broker, version: int = 4, **fields: object) -> dict:
     body = {"transactional_id": None, "transaction_timeout": 1000, **fields}
     return await broker.call(ApiKey.INIT_PRODUCER_ID, version, body)
