@@ -16,6 +16,9 @@ from topics_service.storage.store import StoreError
 
 log = logging.getLogger("topics.cluster")
 
+LEAST_BYTES: Final = 32 << 10
+"""An object of the log counts as so many bytes at least: a node that begins here needs a request for each."""
+
 _LOOK_SECONDS: Final = 60.0
 _OWNER_PATIENCE: Final = 2
 """An owner waits for twice as much: a follower that makes the checkpoint spares it the work."""
@@ -51,7 +54,7 @@ class Housekeeper:
         since = await self._bucket.list(objects.prefix(self._shard), after)
         if not since:
             return False
-        log_bytes = sum(each.size for each in since if each.size > objects.HEADER_BYTES)
+        log_bytes = sum(max(each.size, LEAST_BYTES) for each in since if each.size > objects.HEADER_BYTES)
         seconds = max(each.modified for each in since) - (made[-1].modified if made else since[0].modified)
         patience = _OWNER_PATIENCE if owner else 1
         return self._schedule.is_due(log_bytes // patience, seconds / patience)

@@ -31,7 +31,7 @@ def bucket() -> Bucket:
 
 
 def keeper(bucket: MemoryBucket, folder: Path, **schedule: float) -> Housekeeper:
-    made = Schedule(log_bytes=1000, seconds=600.0, least_seconds=60.0)._replace(**schedule)
+    made = Schedule(log_bytes=1_000_000, seconds=600.0, least_seconds=60.0)._replace(**schedule)
     return Housekeeper(bucket, SHARD, folder / "copies", "a", made)
 
 
@@ -47,19 +47,30 @@ async def test_without_data_none_is_due(bucket: Bucket, tmp_path: Path) -> None:
 async def test_bytes_and_time_since_the_newest_one_count(bucket: Bucket, tmp_path: Path) -> None:
     house = keeper(bucket, tmp_path)
     await bucket.create(checkpoint.name_of(SHARD, 5), [b""])
-    await bucket.log(4, 5000)
+    await bucket.log(4, 5_000_000)
     bucket.now += 59
-    await bucket.log(5, 5000)
+    await bucket.log(5, 5_000_000)
     assert not await house.is_due(), "too soon"
     bucket.now += 1
-    await bucket.log(6, 200)
+    await bucket.log(6, 200_000)
     assert await house.is_due()
     await bucket.create(checkpoint.name_of(SHARD, 7), [b""])
     bucket.now += 599
-    await bucket.log(7, 200)
+    await bucket.log(7, 200_000)
     assert not await house.is_due(), "neither long nor old"
     bucket.now += 1
-    await bucket.log(8, 200)
+    await bucket.log(8, 200_000)
+    assert await house.is_due()
+
+
+async def test_small_objects_count_for_the_requests_that_they_cost(bucket: Bucket, tmp_path: Path) -> None:
+    house = keeper(bucket, tmp_path)
+    await bucket.create(checkpoint.name_of(SHARD, 1), [b""])
+    bucket.now += 100
+    for number in range(1, 31):
+        await bucket.log(number, 100)
+    assert not await house.is_due()
+    await bucket.log(31, 100)
     assert await house.is_due()
 
 
@@ -67,11 +78,11 @@ async def test_an_owner_waits_twice_as_long(bucket: Bucket, tmp_path: Path) -> N
     house = keeper(bucket, tmp_path)
     await bucket.create(checkpoint.name_of(SHARD, 5), [b""])
     bucket.now += 1000
-    await bucket.log(5, 500)
+    await bucket.log(5, 500_000)
     assert await house.is_due()
     assert not await house.is_due(owner=True)
     bucket.now += 200
-    await bucket.log(6, 500)
+    await bucket.log(6, 500_000)
     assert await house.is_due(owner=True)
 
 

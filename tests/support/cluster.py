@@ -21,6 +21,8 @@ from support.waiting import poll
 class Node(ServerProcess):
     """One node. `start` returns once it answers calls, itself or by passing them on."""
 
+    ready_seconds = 180.0  # it may have to read the whole log, beside everything else
+
     def __init__(self, name: str, folder: Path, env: Mapping[str, object]) -> None:
         http, grpc, kafka = _lasting_ports(3)
         ports = {"TOPICS_PORT": http, "TOPICS_GRPC_PORT": grpc, "TOPICS_KAFKA_PORT": kafka}

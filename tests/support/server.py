@@ -53,6 +53,9 @@ class ServerProcess:
     With `kafka` it has a Kafka port too. `program` is the command of another version.
     """
 
+    ready_seconds = START_SECONDS
+    """Time that recovery may take."""
+
     def __init__(
         self,
         work_dir: Path,
@@ -113,7 +116,7 @@ class ServerProcess:
         assert re.fullmatch(r"127\.0\.0\.1:\d+", http), http
         self.http_port, self.grpc_target = int(http.rpartition(":")[2]), grpc
         self.kafka_port = int(kafka[0].rpartition(":")[2]) if kafka else 0
-        poll(self._recovered, START_SECONDS, "readiness")
+        poll(self._recovered, self.ready_seconds, f"readiness; log: {self.log[-2000:]}")
         return self
 
     def _recovered(self) -> bool:
