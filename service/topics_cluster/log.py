@@ -202,7 +202,6 @@ class Tail:
         self.applied = position.ticket if applied is None else applied
         """The ticket up to which the reader has the rows. Greater than that of the position where a former owner reads
         on in its own directory."""
-        self._window = MAX_WINDOW
 
     @property
     def next(self) -> int:
@@ -228,19 +227,17 @@ class Tail:
         if header.kind is Kind.FENCE:
             if header.epoch <= epoch:
                 raise self._out_of_order(f"a fence of epoch {header.epoch} follows epoch {epoch}")
-            if header.ticket != ticket:
+            if header.ticket > ticket:
                 raise self._out_of_order(f"it fences the log at ticket {header.ticket}, read was ticket {ticket}")
             if self.is_ahead:
                 raise self._out_of_order(f"it fences the log at ticket {ticket}, rows up to {self.applied} are here")
             self.position = Position(header.epoch, header.resume, ticket)
-            self._window = MAX_WINDOW
             return found
         if header.epoch != epoch:
             raise self._out_of_order(f"data of epoch {header.epoch} follows epoch {epoch}")
         if batches[0].ticket > ticket + 1:
             raise self._out_of_order(f"it begins with ticket {batches[0].ticket}, read was ticket {ticket}")
         self.position = Position(epoch, number + 1, max(ticket, header.ticket))
-        self._window = header.resume - number
         fresh = batches[max(0, self.applied + 1 - batches[0].ticket) :]
         self.applied = max(self.applied, header.ticket)
         return LogObject(header, fresh)
@@ -248,11 +245,17 @@ class Tail:
     def lacks(self, last: int) -> bool:
         """Return whether the object `next` is missing, rather than not made yet, if there is none now and there was one
         with the number `last` before: no writer begins that many numbers ahead."""
-        return last >= self.next + self._window
+        return last >= self.next + MAX_WINDOW
 
-    def fence(self, nonce: bytes, window: int = MAX_WINDOW) -> Put:
-        """The fence to make at `next`, where the log was seen to end. Then `read` it, or what is there instead."""
+    def fence(self, nonce: bytes, window: int = MAX_WINDOW, ahead: int = 0) -> Put:
+        """The fence to make at `next`, where the log was seen to end. Then `read` it, or what is there instead.
+
+        An owner that lives can be faster, again and again. A fence `ahead` of the end by less than the window stops it
+        there. It counts once all below it has been read; if the log ends before, a fence at that end leaves it out.
+        """
+        assert 0 <= ahead < window, "a fence at the end of the log leaves out those ahead of it"
         epoch, number, ticket = self.position
+        number += ahead
         header = Header(Kind.FENCE, self.shard, epoch + 1, number, number + window, ticket, nonce)
         return Put(number, objects.name(self.shard, number), objects.encode(header), ticket, 0)
 

@@ -74,7 +74,7 @@ class Header(NamedTuple):
     """Of a fence: the first number of its epoch. Of data: the first number that its writer does not begin before this
     object is acknowledged."""
     ticket: int
-    """That of its last batch; of a fence: that of the last batch below it in the log."""
+    """That of its last batch. Of a fence that of the last batch that its writer had read."""
     nonce: bytes
     """16 random bytes of the writer's life."""
 

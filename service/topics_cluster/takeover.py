@@ -76,7 +76,7 @@ async def take_over(
     StoreError, and those of `Tail.read`.
     """
     follower = Follower(bucket, store, shard, newest)
-    attempted = False
+    attempted = is_ahead = False  # the latter: of a fence that an owner will meet who is faster at the log's end
     while True:
         try:
             began = store.position.epoch
@@ -95,7 +95,9 @@ async def take_over(
             await _check_log(bucket, tail, newest, least_epoch)
             attempted = True
             put = tail.fence(nonce)
-            await bucket.create(put.name, put.parts)
+            if not await bucket.create(put.name, put.parts) and not is_ahead:
+                put = tail.fence(nonce, ahead=MAX_WINDOW - 1)
+                is_ahead = await bucket.create(put.name, put.parts)
         except BucketError as error:
             log.warning("can't take over shard %d, trying again: %s", shard, error)
             await asyncio.sleep(_RETRY_SECONDS)

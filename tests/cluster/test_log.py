@@ -231,7 +231,6 @@ def test_what_a_fenced_writer_still_had_under_way_is_not_read() -> None:
         (data(36, 2, 6), "begins with ticket 6, read was ticket 4"),
         (fence(36, 2, 4, 52), "a fence of epoch 2 follows epoch 2"),
         (fence(36, 1, 4, 52), "a fence of epoch 1 follows epoch 2"),
-        (fence(36, 3, 3, 52), "at ticket 3, read was ticket 4"),
         (fence(36, 3, 5, 52), "at ticket 5, read was ticket 4"),
     ],
 )
@@ -265,6 +264,23 @@ def test_a_number_is_missing_when_one_a_window_ahead_is_there() -> None:
     tail = Tail(0, Position(1, 17, 0))
     assert not tail.lacks(17 + MAX_WINDOW - 1)
     assert tail.lacks(17 + MAX_WINDOW)
-    tail.read(data(17, 1, 1, window=2))
-    assert not tail.lacks(19)
-    assert tail.lacks(20)
+
+
+def test_a_fence_ahead_counts_when_all_below_it_was_read() -> None:
+    tail = Tail(0, Position(1, 17, 4))
+    ahead = tail.fence(OTHER, ahead=3)
+    assert ahead.number == 20
+    for number in (17, 18, 19):
+        assert tail.read(data(number, 1, number - 12))
+    assert tail.read(whole(ahead))
+    assert tail.position == Position(2, 20 + MAX_WINDOW, 7)
+
+
+def test_a_fence_ahead_is_left_out_by_one_at_the_end() -> None:
+    tail = Tail(0, Position(1, 17, 4))
+    ahead = tail.fence(OTHER, ahead=MAX_WINDOW - 1)
+    assert tail.read(whole(tail.fence(NONCE)))
+    assert tail.next == ahead.number + 1
+    for wrong in (-1, MAX_WINDOW):
+        with pytest.raises(AssertionError):
+            tail.fence(OTHER, ahead=wrong)

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,56 @@ async def test_a_fence_without_an_owner_is_followed_by_another(cluster: Cluster)
     fence = Tail(SHARD, former.store.position).fence(new_nonce())
     assert await cluster.bucket.create(fence.name, fence.parts)
     assert (await cluster.member("b").own()).epoch == 3
+
+
+async def test_an_owner_that_is_always_faster_is_stopped(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cut off from the coordinator alone, and writes as fast as it can."""
+    owner, successor, create = await cluster.owner(2), cluster.member("b"), cluster.bucket.create
+    beaten = 0
+
+    async def late(name: str, parts: Sequence[bytes]) -> bool:
+        nonlocal beaten
+        if threading.current_thread().name != "log-uploader" and name == objects.name(
+            SHARD, owner.store.position.number
+        ):
+            beaten += 1
+            with suppress(FencedError):
+                await write(owner, 1)
+        return await create(name, parts)
+
+    monkeypatch.setattr(cluster.bucket, "create", late)
+    ownership = await asyncio.wait_for(successor.own(), 30)
+    assert 1 < beaten <= MAX_WINDOW
+    with pytest.raises(FencedError):
+        await write(owner, 1)
+    assert ownership.position.ticket == owner.store.position.ticket
+    await write(successor, 2)
+    third = cluster.member("c")
+    await third.own()
+    assert rows(third.store) == rows(successor.store)
+
+
+async def test_an_owner_that_dies_before_the_fence_ahead_is_fenced_where_it_ended(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, successor, create = await cluster.owner(2), cluster.member("b"), cluster.bucket.create
+    end = owner.store.position.number
+
+    async def late(name: str, parts: Sequence[bytes]) -> bool:
+        if name == objects.name(SHARD, end) and threading.current_thread().name != "log-uploader":
+            await write(owner, 3)
+        return await create(name, parts)
+
+    monkeypatch.setattr(cluster.bucket, "create", late)
+    ownership = await successor.own()
+    assert objects.name(SHARD, end + MAX_WINDOW - 1) in cluster.names()
+    assert ownership.position == Position(2, end + 3 + MAX_WINDOW, 5)
+    with pytest.raises(FencedError):
+        await write(owner, 1)
+    await write(successor, 20)
+    third = cluster.member("c")
+    assert (await third.own()).position.ticket == 25
+    assert rows(third.store) == rows(successor.store)
 
 
 async def test_what_the_former_owner_had_under_way_is_never_read(cluster: Cluster) -> None:

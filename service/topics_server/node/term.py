@@ -143,6 +143,7 @@ class Term:
         error = self.failure or LostShardError("the shard was given up")
         self.lose(error)
         self.core.engine.sync_failed(error)
+        await asyncio.to_thread(self.uploader.stop)  # else the core would wait for a bucket that is away
         await self._cancel()
         await self._end()
 
