@@ -129,7 +129,7 @@ class Core:
         self.checkpoints.clear()
 
     def background(self, set_serving: Callable[[bool], None]) -> list[Coroutine[Any, Any, None]]:
-        """The work that runs on the event loop until it is cancelled. `set_serving` is told the engine's health."""
+        """The work that runs on the event loop until it is cancelled. `set_serving` gets the engine's health."""
         work = [
             maintenance.keep_up(self.engine, self._disk, set_serving),
             Forwarder(self.engine.routers).run(),

@@ -203,7 +203,7 @@ _PUT_BOUNDS_US = (
 )
 
 NODE_ROLES = ("starting", "following", "taking_over", "owning", "handing_over")
-"""What a node of a cluster is for its shard."""
+"""The roles of a node of a cluster for its shard."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What a node tells of itself and of its cluster, whoever owns the shard."""
+"""Answers of a node about itself and its cluster, in every role."""
 
 import asyncio
 import contextlib

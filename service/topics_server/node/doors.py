@@ -60,7 +60,7 @@ class GrpcDoor(grpc.aio.ServerInterceptor):
     """The only interceptor of a node, but for that of forwarded calls: those of the services lie behind it."""
 
     def __init__(self, place: Place, forwarder: GrpcForwarder, own: Calls, statistics: NodeStatistics) -> None:
-        """`own` are calls of the node, whoever owns the shard."""
+        """`own` are calls that the node answers in every role."""
         self._place = place
         self._forwarder = forwarder
         self._own = own
@@ -86,7 +86,7 @@ class GrpcDoor(grpc.aio.ServerInterceptor):
 
 
 class KafkaDoor:
-    """The Kafka port of a node. Its socket goes on to listen while what accepts from it changes: clients wait then."""
+    """The Kafka port of a node. Its socket listens all the time: clients wait while no server accepts from it."""
 
     def __init__(self, resources: Resources, splice: Callable[[socket.socket], Splice]) -> None:
         """`splice` makes what passes connections on."""
@@ -131,7 +131,7 @@ class KafkaDoor:
         await self._passing.start()
 
     async def close(self, seconds: float) -> None:
-        """Accept no more connections, and close those that are left after so many seconds."""
+        """Accept no more connections, and close those that are left after `seconds`."""
         await self._pause(seconds)
         if self._resources.kafka_socket is not None:
             self._resources.kafka_socket.close()
@@ -173,8 +173,8 @@ def _gated(term: Term) -> Callable[[Make], Make]:
 
 
 async def _is_owner(term: Term) -> bool:
-    """Look into the log. Return False, with the shard noted as lost, if another node owns it; also if that can't be
-    told: the request then goes the way of one that finds no owner."""
+    """Look into the log. Return False, with the shard noted as lost, if another node owns it; also if that is not
+    certain: the request then finds no owner."""
     try:
         await term.gate.look()
     except LostShardError as error:

@@ -1,4 +1,4 @@
-"""What nodes tell each other: the owner tells its followers what is durable, and they tell it how far they are.
+"""Calls between nodes: the owner sends its followers what is durable, and they send it how far they are.
 
 One call of gRPC, `Follow`, a stream both ways, on the port of gRPC and under a signature. Messages are MessagePack
 maps: a field that one side does not know is ignored.
@@ -199,7 +199,7 @@ class Peers:
 
 
 async def is_refused(address: str) -> bool:
-    """Return whether nobody listens at host:port, asked twice: the process is dead, and its machine is not."""
+    """Return whether host:port refuses connections, twice: the process is dead, and its machine is not."""
     for attempt in range(2):
         if attempt:
             await asyncio.sleep(0.02)

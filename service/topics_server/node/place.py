@@ -1,4 +1,4 @@
-"""Where the shard is served, as the doors of a node see it."""
+"""The place of the shard, as the doors of a node see it."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -17,7 +17,8 @@ class Place:
         self._found: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
 
     def owner(self) -> Addresses | Awaitable[Addresses]:
-        """Where the owner is, this node among all; an awaitable of that while there is none. See `OwnerSource`."""
+        """The addresses of the owner, which may be this node; an awaitable of them while there is none. See
+        `OwnerSource`."""
         return asyncio.shield(self._found) if self._owner is None else self._owner
 
     @property

@@ -68,7 +68,7 @@ class Directory(Protocol):
 
 
 class KafkaPort(Protocol):
-    """What listens for Kafka."""
+    """The Kafka port of the node."""
 
     async def serve(self, term: Term) -> None:
         """Serve it here."""
@@ -80,7 +80,7 @@ class KafkaPort(Protocol):
 
 
 class Views:
-    """What the coordinator knows, as far as this node has heard."""
+    """The newest view that the coordinator has sent to this node."""
 
     def __init__(self) -> None:
         self.view = View(revision=0, nodes={}, owners={}, wanted={})
@@ -185,16 +185,18 @@ class Replica:
                 is_kept = await self._use(store)
             except _DAMAGED as error:
                 is_kept = True
-                log.error("can't go on with the log, an operator has to look: %s", error)
+                log.error("can't read the log, an operator has to look: %s", error)
                 await self._pause(5 * _RETRY_SECONDS)
             except OutOfOrderError as error:
                 is_kept = not await self._is_superseded(store)
-                log.log(logging.ERROR if is_kept else logging.WARNING, "the local directory can't go on: %s", error)
+                log.log(
+                    logging.ERROR if is_kept else logging.WARNING, "the local directory can't follow the log: %s", error
+                )
                 await self._pause(5 * _RETRY_SECONDS if is_kept else 0)
             except _UNUSABLE as error:
                 log.warning("the local directory can't be used any more: %s", error)
             except Exception:
-                log.exception("the replica of shard %d failed, it begins anew", self._shard)
+                log.exception("the replica of shard %d failed, it begins again", self._shard)
                 await self._pause(_RETRY_SECONDS)
             finally:
                 self._caught_up = False
@@ -202,8 +204,8 @@ class Replica:
                 await (self._directory.close if is_kept else self._directory.discard)(store)
 
     async def _is_superseded(self, store: ShardStore) -> bool:
-        """Return whether the log goes on without what is only in the store, or with a newer checkpoint: it is not
-        damaged then."""
+        """Return whether the log has another continuation than the store, or a newer checkpoint: it is not damaged
+        then."""
         with contextlib.suppress(BucketError, *_DAMAGED):
             newest = await self._directory.newest()
             return store.is_ahead or (newest is not None and newest.number > store.position.number)
@@ -289,7 +291,7 @@ class Replica:
         self._set_serving(self.is_ready)
 
     async def _run(self, follower: Follower, store: ShardStore) -> None:
-        """Catch up, then go on."""
+        """Catch up, then follow."""
         follower.on_applied = lambda found: self._applied(store, found.header.epoch)
         while not self._caught_up:
             try:
@@ -511,7 +513,7 @@ class Replica:
     async def _hand_over(self, term: Term, store: ShardStore, owner: Owner, target: str) -> bool:
         """Make everything durable and let the target take over; without a target only the former."""
         self._set_role("handing_over")
-        log.info("handing shard %d over to %s", self._shard, target or "nobody: there is no follower that is caught up")
+        log.info("handing shard %d over to %s", self._shard, target or "no node: no follower is caught up")
         standing = self._followers.standings.get(target)
         self._place.elsewhere(None)
         self._set_serving(False)

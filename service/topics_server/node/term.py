@@ -30,7 +30,7 @@ from topics_service.statistics import NodeStatistics
 log: Final = logging.getLogger("topics.cluster")
 
 _SHORT_SECONDS: Final = 0.05  # for calls that end by themselves
-_DRAIN_SECONDS: Final = 1.0  # for long polls and streams, once they are told
+_DRAIN_SECONDS: Final = 1.0  # for long polls and streams, after the drain has begun
 _CANCEL_SECONDS: Final = 5.0
 
 

@@ -1,4 +1,4 @@
-"""What an administrator sees and may do of the cluster that a server belongs to: the interface."""
+"""The interface of administrators to the cluster that a server belongs to."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -24,7 +24,7 @@ BulkReaders = Callable[[], Sequence[tuple[str, int]]]
 
 
 class Probed(Protocol):
-    """What the probes ask: a TopicsApi, or a node of a cluster that has none at present."""
+    """The source of the probes: a TopicsApi, or a node of a cluster that has none at present."""
 
     @property
     def metrics(self) -> Exposition: ...
@@ -35,7 +35,7 @@ class Probed(Protocol):
         ...
 
     def shortage(self) -> Shortage | None:
-        """Why a ready server refuses all writes, or None."""
+        """The cause for which a ready server refuses all writes, or None."""
         ...
 
 

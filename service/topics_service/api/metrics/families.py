@@ -113,7 +113,7 @@ def cluster(node: NodeStatistics) -> Iterator[Metric]:
     yield gauge("cluster_behind_objects", "Objects that a follower knows of and has not applied.", node.behind)
     yield gauge("cluster_nodes", "Nodes that live.", node.nodes)
     yield gauge("cluster_followers", "Followers of the owner that are caught up.", node.followers)
-    yield gauge("cluster_lease_seconds", "What is left of the node's lease; below 0 it has ended.", node.lease_seconds)
+    yield gauge("cluster_lease_seconds", "Rest of the node's lease; below 0 it has ended.", node.lease_seconds)
     unacknowledged = "Bytes of writes that are not in the object store yet."
     yield gauge("cluster_unacknowledged_bytes", unacknowledged, node.unacknowledged_bytes)
     puts = Histogram(tuple(bound / 1e6 for bound in node.puts.bounds))
