@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, Final
@@ -17,6 +18,8 @@ from topics_service.api.grpc.handlers import Context, Handler
 from topics_service.api.grpc.status import failure
 from topics_service.api.request_context import begin_call
 from topics_service.engine.errors import TopicsError
+
+log: Final = logging.getLogger("topics.cluster")
 
 OWNER: Final = "x-topics-owner"
 """The initial metadata of the answer to a forwarded call: host:port of the owner's gRPC port, for the next call."""
@@ -155,7 +158,11 @@ class GrpcForwarder:
                 if isinstance(call.context, ForwardedContext):
                     raise not_owner()
                 address = (await call.search.next()).grpc
-                channel = self._channel(address)
+                try:
+                    channel = self._channel(address)
+                except OSError as error:  # of the files of certificates
+                    log.warning("can't connect to %s: %s", address, error)
+                    continue
                 if await channel.is_ready():
                     return channel
         except TopicsError as error:

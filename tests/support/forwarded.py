@@ -18,6 +18,8 @@ from topics_cluster.trust import Secret, Signer, Verifier
 from topics_gateway.app import create_app
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.transport import HttpServer
+from topics_server.node.links import PeerTls
+from topics_server.tls import HTTP_PROTOCOLS, Certificate
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
 from topics_service.api.grpc.handlers import OUR_METHODS, Handler
@@ -35,7 +37,9 @@ SECRET = Secret([b"a secret that the nodes of tests share"])
 class Owner:
     """A node that serves. With `has_lost` it forwards instead, to an owner that never comes."""
 
-    def __init__(self, authorizer: Authorizer | None = None) -> None:
+    def __init__(self, authorizer: Authorizer | None = None, certificate: Certificate | None = None) -> None:
+        """With a certificate its ports have TLS, and its host is localhost."""
+        self._host = "localhost" if certificate else "127.0.0.1"
         self.lines: list[dict[str, Any]] = []
         """The audit log."""
         audit = AuditLog(lambda line: self.lines.append(json.loads(line)))
@@ -48,8 +52,10 @@ class Owner:
         app = create_app(self.api, gateway, authorizer.cancelling() if authorizer else None, calls)
         self.has_lost = False
         self.front = Front(lambda: never())
-        self._http = HttpServer(ForwardedRequests(self._either(app), self.http_verifier, audit), bound())
-        self._grpc = GrpcPort(host="127.0.0.1", port=0)
+        tls = certificate.context(HTTP_PROTOCOLS) if certificate else None
+        self._http = HttpServer(ForwardedRequests(self._either(app), self.http_verifier, audit), bound(), tls=tls)
+        credentials = certificate.grpc_credentials() if certificate else None
+        self._grpc = GrpcPort(host="127.0.0.1", port=0, credentials=credentials)
         self._interceptors = (ForwardedCalls(self.grpc_verifier, audit), _Lost(self), *calls.interceptors)
         self._handlers = calls.handlers
 
@@ -63,7 +69,7 @@ class Owner:
         """Listen."""
         await self._http.start()
         port = await self._grpc.start(self._interceptors, self._handlers)
-        self.addresses = Addresses(http=f"127.0.0.1:{self._http.port}", grpc=f"127.0.0.1:{port}")
+        self.addresses = Addresses(http=f"{self._host}:{self._http.port}", grpc=f"{self._host}:{port}")
         self.http_verifier.audience, self.grpc_verifier.audience = self.addresses.http, self.addresses.grpc
 
     async def stop(self) -> None:
@@ -76,9 +82,15 @@ class Owner:
 class Front:
     """A node that forwards everything."""
 
-    def __init__(self, owner: Callable[[], Any], **options: Any) -> None:
-        self.http = ForwardingApp(owner, Signer(SECRET), **options)
-        self.grpc = GrpcForwarder(owner, Signer(SECRET), hold_seconds=options.get("hold_seconds", 10))
+    def __init__(self, owner: Callable[[], Any], *, tls: PeerTls | None = None, **options: Any) -> None:
+        """`tls` is used towards owners; `options` are those of ForwardingApp."""
+        seconds = options.setdefault("hold_seconds", 10.0)
+        if tls is None:
+            self.http = ForwardingApp(owner, Signer(SECRET), **options)
+            self.grpc = GrpcForwarder(owner, Signer(SECRET), hold_seconds=seconds)
+        else:
+            self.http = ForwardingApp(owner, Signer(SECRET), tls=tls.context, **options)
+            self.grpc = GrpcForwarder(owner, Signer(SECRET), credentials=tls.credentials, hold_seconds=seconds)
         self.calls = 0
         """Calls of gRPC so far."""
         self._server: HttpServer | None = None
@@ -103,9 +115,9 @@ class Front:
 
 
 @asynccontextmanager
-async def owning(authorizer: Authorizer | None = None) -> AsyncIterator[Owner]:
+async def owning(authorizer: Authorizer | None = None, certificate: Certificate | None = None) -> AsyncIterator[Owner]:
     """An owner."""
-    owner = Owner(authorizer)
+    owner = Owner(authorizer, certificate)
     await owner.start()
     try:
         yield owner

@@ -6,49 +6,51 @@ It takes the same variables as `topics serve`, so suites for a server run agains
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import uvloop
 
-from topics_cluster.coordinator import Addresses
-from topics_cluster.forward_http import ForwardingApp
-from topics_cluster.trust import Secret, Signer
-from topics_gateway.transport import HttpServer
-from topics_server.ports import bind, write_port_file
-from topics_server.settings import load
+async def serve(server: "subprocess.Popen[bytes]", address: str, env: Mapping[str, str]) -> int:
+    """Serve what is at `address`, host:port, until the server behind has ended; its exit code."""
+    from topics_cluster.coordinator import Addresses
+    from topics_cluster.forward_http import ForwardingApp
+    from topics_cluster.trust import Secret, Signer
+    from topics_gateway.transport import HttpServer
+    from topics_server.ports import bind, write_port_file
+    from topics_server.settings import load
 
-_SECRET = b"a secret for tests, of 32 bytes or more"
-
-
-async def serve(env: Mapping[str, str]) -> int:
-    """Serve until the server behind has ended; its exit code."""
     settings = load(env, {})
+    signer = Signer(Secret([b"a secret that the nodes of tests share"]))
+    app = ForwardingApp(lambda: Addresses(http=address, grpc=""), signer, hold_seconds=2)
+    http = HttpServer(app, bind(settings.host, settings.port, "TOPICS_PORT"))
+    await http.start()
+    write_port_file("TOPICS_PORT_FILE", settings.port_file, f"{settings.host}:{http.port}")
+    code = await asyncio.to_thread(server.wait)
+    await http.stop(0)
+    app.close()
+    return code
+
+
+def main() -> int:
+    """Run both until the server behind has ended."""
+    for signum in (signal.SIGTERM, signal.SIGINT):  # a signal to the group ends the server, and that ends this
+        signal.signal(signum, lambda *_: None)
     with tempfile.TemporaryDirectory() as folder:
         port_file = Path(folder) / "http"
-        behind = {**env, "TOPICS_PORT": "0", "TOPICS_PORT_FILE": str(port_file)}
-        command = Path(sys.executable).parent / "topics"
-        server = await asyncio.create_subprocess_exec(command, "serve", env=behind)
-        for signum in (signal.SIGTERM, signal.SIGINT):  # a signal to the group is the server's
-            asyncio.get_running_loop().add_signal_handler(signum, lambda: None)
-        ended = asyncio.create_task(server.wait())
+        behind = {**os.environ, "TOPICS_PORT": "0", "TOPICS_PORT_FILE": str(port_file)}
+        server = subprocess.Popen([Path(sys.executable).parent / "topics", "serve"], env=behind)
+        import topics_cluster.forward_http  # while the other one starts
+
         while not port_file.exists():
-            if ended.done():
-                return ended.result()
-            await asyncio.sleep(0.01)
-        addresses = Addresses(http=port_file.read_text(), grpc="")
-        app = ForwardingApp(lambda: addresses, Signer(Secret([_SECRET])), hold_seconds=2)
-        sock = bind(settings.host, settings.port, "TOPICS_PORT")
-        http = HttpServer(app, sock)
-        await http.start()
-        write_port_file("TOPICS_PORT_FILE", settings.port_file, f"{settings.host}:{http.port}")
-        code = await ended
-        await http.stop(0)
-        app.close()
-        return code
+            if server.poll() is not None:
+                return server.returncode
+            time.sleep(0.01)
+        return asyncio.run(serve(server, port_file.read_text(), os.environ))
 
 
 if __name__ == "__main__":
-    sys.exit(uvloop.run(serve(os.environ)))
+    sys.exit(main())

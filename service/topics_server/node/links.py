@@ -25,20 +25,23 @@ def read_secrets(path: str) -> Sequence[bytes]:
 class PeerTls:
     """TLS towards the ports of other nodes, as new as the files are.
 
-    A node is trusted whose certificate is of an authority in TOPICS_TLS_CLIENT_CA_FILE, or, without that file, is the
-    one that this node has itself, or of the same authority.
+    A node is trusted if its certificate is for the host of its address, and is the one that this node has itself, of an
+    authority whose certificate is in the same file (TOPICS_TLS_CERT_FILE), or of one in TOPICS_TLS_CLIENT_CA_FILE. This
+    node shows its own, which therefore must be good for clients too where the ports ask for one.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._cert = settings.tls_cert_file
         self._key = settings.tls_key_file or settings.tls_cert_file
-        self._roots = settings.tls_client_ca_file or settings.tls_cert_file
+        self._client_ca = settings.tls_client_ca_file
 
     def context(self) -> ssl.SSLContext | None:
         """For a connection of HTTP; None if the ports have no TLS. Raises OSError."""
         if not self._cert:
             return None
-        context = ssl.create_default_context(cafile=self._roots)
+        context = ssl.create_default_context(cafile=self._cert)
+        if self._client_ca:
+            context.load_verify_locations(self._client_ca)
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.load_cert_chain(self._cert, self._key)
         context.set_alpn_protocols(["http/1.1"])
@@ -48,5 +51,6 @@ class PeerTls:
         """For a channel of gRPC; None if the ports have no TLS. Raises OSError."""
         if not self._cert:
             return None
-        roots, key, chain = (Path(path).read_bytes() for path in (self._roots, self._key, self._cert))
+        key, chain = Path(self._key).read_bytes(), Path(self._cert).read_bytes()
+        roots = chain + b"\n" + Path(self._client_ca).read_bytes() if self._client_ca else chain
         return grpc.ssl_channel_credentials(roots, key, chain)
