@@ -21,11 +21,11 @@ from support.cluster import Cluster
 from support.http import JSON, Api, ok
 from support.sql import Sql
 from support.waiting import poll
-from topics_client import TopicsClient
+from topics_client import Delivery, TopicsClient, TopicsError
 
 PATIENCE: Final = 60.0
 """Seconds for which a client repeats one call."""
-EVENTS, COPIES, JOBS, STREAM, MAILS = "events", "copies", "jobs", "stream", "shop.changes"
+EVENTS, COPIES, JOBS, STREAM, MAILS, READINGS = "events", "copies", "jobs", "stream", "shop.changes", "readings"
 PARTITIONS: Final = 2
 """Of STREAM, which the Kafka clients write and read."""
 _PAUSE: Final = 0.01
@@ -319,6 +319,33 @@ class KafkaProducer(Actor):
         return sum(map(len, self.offsets))
 
 
+class SdkProducer(Actor):
+    """A producer of READINGS of the Python SDK, over gRPC. It knows one node, which dies and comes back too."""
+
+    def __init__(self, node: Addresses) -> None:
+        super().__init__("gRPC producer")
+        self.sent = 0
+        self.stored: list[int] = []
+        """The seqs of what was delivered, in the order of delivery."""
+        self._client = TopicsClient(node.grpc)
+
+    def work(self) -> None:
+        with self._client, self._client.producer() as producer:
+            while not self.stopping.wait(_PAUSE):
+                if self.sent - self.done > _MOST_UNSENT:
+                    continue
+                producer.append(READINGS, {"n": self.sent}).add_done_callback(self._delivered)
+                self.sent += 1
+
+    def _delivered(self, delivery: Delivery) -> None:
+        with contextlib.suppress(TopicsError):  # the producer raises it at its end
+            self.stored.append(delivery.result())
+
+    @property
+    def done(self) -> int:
+        return len(self.stored)
+
+
 class GroupMember(Actor):
     """A consumer of STREAM in a group. A record may come again where a commit was lost, and is the same one then."""
 
@@ -389,7 +416,7 @@ class Everyone:
         self.nodes = nodes
         bootstrap = ",".join(node.kafka for node in nodes)
         with Api(f"http://{nodes[0].http}") as api:
-            for name in (EVENTS, COPIES):
+            for name in (EVENTS, COPIES, READINGS):
                 ok(api.put(name, durability="fsync"), 201)
             ok(api.put(STREAM, durability="fsync", partition_count=PARTITIONS), 201)
             ok(api.put(JOBS, type="queue", durability="fsync"), 201)
@@ -409,11 +436,12 @@ class Everyone:
         self.producer = KafkaProducer(bootstrap)
         self.members = [GroupMember(number, bootstrap, self.consumed) for number in range(2)]
         self.table = TableWriter(nodes)
+        self.sdk = SdkProducer(nodes[0])
 
     @property
     def actors(self) -> list[Actor]:
         """All of them, those that write first."""
-        return [*self.writers, self.producer, self.table, *self.workers, self.watcher, *self.members]
+        return [*self.writers, self.producer, self.sdk, self.table, *self.workers, self.watcher, *self.members]
 
     def start(self) -> None:
         for actor in self.actors:
@@ -453,7 +481,7 @@ class Everyone:
 
     def end(self) -> None:
         """Stop those that write, wait until the others have everything, and stop them too."""
-        for actor in (*self.writers, self.producer, self.table):
+        for actor in (*self.writers, self.producer, self.sdk, self.table):
             actor.finish()
         heads = {EVENTS: self._heads(EVENTS), COPIES: self._heads(EVENTS)}
         poll(lambda: self._settled(heads), PATIENCE, "the readers are not at the end", pause=0.1)
@@ -489,11 +517,14 @@ class Everyone:
                     assert [record["data"] for record in api.read_all(name)] == events, f"{name} at {api.base}"
                 assert [self._partition(api, partition) for partition in range(PARTITIONS)] == stream
                 self._compare_rows(api)
+        assert self.sdk.stored == list(range(1, self.sdk.sent + 1))
         assert self.watcher.seen == {EVENTS: events, COPIES: events}
         assert self.consumed == {(p, offset): data for p in range(PARTITIONS) for offset, data in enumerate(stream[p])}
         for node in self.nodes:
             with TopicsClient(node.grpc) as client:
                 assert [record.value for record in client.read(EVENTS)] == events, f"gRPC at {node.grpc}"
+                readings = [record.value["n"] for record in client.read(READINGS)]
+                assert readings == list(range(self.sdk.sent)), f"gRPC at {node.grpc}"
             assert self._over_kafka(node.kafka) == stream
         made = Counter((writer.number, n) for writer in self.writers for n in range(writer.jobs))
         assert set(made) == {job for worker in self.workers for job in worker.handled}

@@ -26,14 +26,13 @@ def kill_owners(cluster: Cluster, everyone: Everyone, kills: int, rng: random.Ra
     """Kill one owner after the other, and start it again as a follower; each longest pause of a writer, in seconds."""
     pauses = []
     for _ in range(kills):
-        everyone.wait_for_progress(60)
+        everyone.wait_for_progress(120)
         cluster.wait_for_followers(1)
         time.sleep(rng.uniform(0, 0.3))  # the moment within a batch, a PUT or a claim is any
         owner = cluster.owner()
         moment = time.monotonic()
         owner.kill()
         cluster.owner(other_than=owner)
-        everyone.wait_for_progress(60)
         pauses.append(everyone.pause_around(moment))
         owner.start()
     return pauses
