@@ -43,7 +43,7 @@ def main() -> int:
         port_file = Path(folder) / "http"
         behind = {**os.environ, "TOPICS_PORT": "0", "TOPICS_PORT_FILE": str(port_file)}
         server = subprocess.Popen([Path(sys.executable).parent / "topics", "serve"], env=behind)
-        import topics_cluster.forward_http  # while the other one starts
+        import topics_cluster.forward_http  # noqa: F401  # while the other one starts
 
         while not port_file.exists():
             if server.poll() is not None:
