@@ -10,7 +10,7 @@ import grpc
 import httpx
 import pytest
 
-from topics_cluster import objects
+from topics_cluster import identity, objects
 from topics_cluster.checkpoint import Maker
 from topics_cluster.memory import MemoryBucket, MemoryCoordinator, MemoryEntries
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
@@ -50,8 +50,10 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+async def world(tmp_path: Path) -> World:
+    world = World(tmp_path)
+    await identity.create(world.bucket)
+    return world
 
 
 @contextlib.asynccontextmanager
@@ -151,7 +153,7 @@ async def test_a_bucket_that_gives_a_name_twice_is_refused(world: World) -> None
             return await super().create(name, parts)
 
     world.bucket = Careless()
-    with pytest.raises(StartError, match="TOPICS_CLUSTER_STORE s3://memory: the object store overwrites"):
+    with pytest.raises(StartError, match="TOPICS_CLUSTER_STORE s3://memory/test: the object store overwrites"):
         async with world.node("a"):
             pass
 

@@ -11,11 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import obstore
 import requests
+from obstore.exceptions import AlreadyExistsError
+from obstore.store import from_url
 
 from support.http import Api
 from support.server import DIE_WITH_US, TOPICS, ServerProcess
 from support.waiting import poll
+from topics_cluster import identity
 
 
 class Node(ServerProcess):
@@ -84,13 +88,22 @@ class Cluster:
         assert not check or done.returncode == 0, f"{words}: {done.returncode}: {done.stderr}"
         return done
 
-    def init(self) -> Self:
-        """Make the cluster in the store."""
-        self.command("init")
-        return self
+    def _found(self) -> None:
+        """Make the cluster as `topics cluster init` does, in less time."""
+        store = from_url(
+            f"{self.env['TOPICS_CLUSTER_STORE']}/{self.name}",
+            endpoint=self.env["AWS_ENDPOINT_URL"],
+            access_key_id=self.env["AWS_ACCESS_KEY_ID"],
+            secret_access_key=self.env["AWS_SECRET_ACCESS_KEY"],
+            region=self.env.get("AWS_REGION", "us-east-1"),
+            client_options={"allow_http": True},
+        )
+        with contextlib.suppress(AlreadyExistsError):
+            obstore.put(store, identity.NAME, identity.encode(identity.make()), mode="create")
 
     def start(self, nodes: Iterable[Node] | None = None) -> Self:
-        """Start nodes, all by default, and wait until each answers calls."""
+        """Start nodes, all by default, and wait until each answers calls. Makes the cluster if there is none."""
+        self._found()
         each = list(self.nodes if nodes is None else nodes)
         spawned = [(node, node.spawn()) for node in each]
         for node, files in spawned:

@@ -51,6 +51,7 @@ _GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "backup": ("backup", "back up all topics, and restore them"),
         "verify": ("verify", "check a data directory for damage"),
         "repair": ("repair", "recover the intact data of a damaged data directory"),
+        "cluster": ("cluster", "make and check a cluster, show its nodes, move its shard"),
     },
     "Other": {
         "profile": ("profile", "manage named server profiles"),
@@ -119,7 +120,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.flags.dev_mode or "serve" in (sys.argv[1:2] if argv is None else argv[:1]):  # for its log
             raise
         code = _internal(error)
-    if argv is None and (code == 130 or INTERRUPTS):
+    # A thread of obstore that has just delivered a result may still wait for the interpreter's lock, and aborts the
+    # process where it meets the shutdown.
+    if argv is None and (code == 130 or INTERRUPTS or "obstore" in sys.modules):
         os._exit(_finished(code))  # skips the interpreter's shutdown
     if argv is None:
         gc.freeze()  # so that the collections at exit visit nothing: a tenth of the time of a short command

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
+from topics_cluster import identity
 from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.coordinator import Addresses, Coordinator, CoordinatorError, Node, Owner, Session, boottime
 from topics_cluster.etcd import EtcdCoordinator
@@ -15,6 +16,7 @@ from topics_cluster.forward_grpc import GrpcForwarder
 from topics_cluster.forward_http import ForwardingApp
 from topics_cluster.forward_kafka import Splice
 from topics_cluster.forwarded import ForwardedCalls, ForwardedRequests
+from topics_cluster.identity import IdentityError
 from topics_cluster.probe import UnfitStoreError, probe
 from topics_cluster.s3 import S3Bucket
 from topics_cluster.store import ShardStore
@@ -269,7 +271,7 @@ class _Running:
             announce_kafka(settings, self.kafka.port)
 
     async def join(self, stop: asyncio.Event) -> None:
-        """Register, and run the replica in the background. Waits for the coordinator until `stop`.
+        """Register, and run the replica in the background. Waits for store and coordinator until `stop`.
 
         Raises StartError.
         """
@@ -284,18 +286,16 @@ class _Running:
             zone=settings.cluster_zone,
             version=__version__,
         )
-        is_probed = False
+        is_checked = False
         while self._session is None:
             try:
-                if not is_probed:
-                    await probe(self._bucket)
-                    is_probed = True
+                if not is_checked:
+                    await self._check_store()
+                    is_checked = True
                 await self._check_name(me)
                 session = await self._coordinator.session(settings.cluster_lease_seconds)
                 await session.register(me)
                 self._session = session
-            except UnfitStoreError as error:
-                raise StartError(f"TOPICS_CLUSTER_STORE {settings.cluster_store}: {error}") from None
             except (BucketError, CoordinatorError) as error:
                 log.warning("can't join the cluster, trying again: %s", error)
                 if await _is_set_within(stop, _RETRY_SECONDS):
@@ -323,6 +323,15 @@ class _Running:
         ]
         self._life = background.start(replica.run())
         log.info("node %s of the cluster %s at %s", me.name, settings.cluster, me.addresses.grpc)
+
+    async def _check_store(self) -> None:
+        """Raise StartError unless the store is fit for clusters, and holds this one."""
+        try:
+            await probe(self._bucket)
+            await identity.load(self._bucket)
+        except (UnfitStoreError, IdentityError) as error:
+            store = f"{self._settings.cluster_store}/{self._settings.cluster}"
+            raise StartError(f"TOPICS_CLUSTER_STORE {store}: {error}") from None
 
     async def _check_name(self, me: Node) -> None:
         """Raise StartError if another node lives that has the name."""
