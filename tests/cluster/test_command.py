@@ -76,7 +76,7 @@ def test_a_cluster_begins_with_the_data_of_a_server(env: dict[str, str], tmp_pat
     cluster.name = "new"
     with cluster, TopicsClient(cluster["a"].grpc_target) as client:
         assert [record.value for record in client.read("kept")] == [b"a", b"b"]
-        assert client.append("kept", b"c").seq == 3
+        assert client.append("kept", b"c").last_seq == 3
 
 
 def test_words_that_make_no_sense(env: dict[str, str], tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ _GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "backup": ("backup", "back up all topics, and restore them"),
         "verify": ("verify", "check a data directory for damage"),
         "repair": ("repair", "recover the intact data of a damaged data directory"),
+    },
+    "Clusters": {
         "cluster": ("cluster", "make and check a cluster, show its nodes, move its shard"),
     },
     "Other": {

@@ -76,6 +76,8 @@ def test_commands_that_call_a_server_take_the_same_arguments_before_and_behind(t
         "backup prune",
         "verify",
         "repair",
+        "cluster init",
+        "cluster check",
     )
     for name in COMMANDS:
         nested = [each for each in parser(name)._actions if each.dest == "action"]
