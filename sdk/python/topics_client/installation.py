@@ -14,6 +14,7 @@ _OURS: Final = frozenset(
         "topics_backup",
         "topics_cli",
         "topics_client",
+        "topics_cluster",
         "topics_gateway",
         "topics_kafka",
         "topics_lakehouse",
