@@ -4,6 +4,7 @@ It takes the same variables as `topics serve`, so suites for a server run agains
 """
 
 import asyncio
+import importlib
 import os
 import signal
 import subprocess
@@ -43,7 +44,7 @@ def main() -> int:
         port_file = Path(folder) / "http"
         behind = {**os.environ, "TOPICS_PORT": "0", "TOPICS_PORT_FILE": str(port_file)}
         server = subprocess.Popen([Path(sys.executable).parent / "topics", "serve"], env=behind)
-        import topics_cluster.forward_http  # noqa: F401  # while the other one starts
+        importlib.import_module("topics_cluster.forward_http")  # while the other one starts
 
         while not port_file.exists():
             if server.poll() is not None:
