@@ -2,20 +2,27 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
+import msgspec
 import pytest
 
+from support.tls_proxy import certificate
 from topics_cluster import identity, objects
 from topics_cluster.checkpoint import Maker
 from topics_cluster.memory import MemoryBucket, MemoryCoordinator, MemoryEntries
+from topics_cluster.trust import Secret, Signer
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
 from topics_server.errors import StartError
+from topics_server.node.links import read_secrets
+from topics_server.node.peers import METHOD, Notice, Peers, Standing
 from topics_server.node.server import NodeServer
+from topics_server.secret_files import SecretsError
 from topics_server.settings import Settings
 
 SECRET = "0123456789abcdef" * 4
@@ -69,7 +76,8 @@ async def until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 
 async def append(http: httpx.AsyncClient, text: str) -> int:
-    reply = await http.post("/v0/topics/t", json={"records": [{"data": text}]})
+    body = {"records": [{"data": text}], "config": {"durability": "fsync"}}
+    reply = await http.post("/v0/topics/t", json=body)
     assert reply.status_code in (200, 201), reply.text
     return int(reply.json()["last_seq"])
 
@@ -122,6 +130,74 @@ async def test_a_move_is_an_order_to_any_node(world: World) -> None:
         assert await texts(at_a) == ["one", "two"]
         await until(lambda: b.statistics.followers == 1)
         assert a.statistics.handovers == 1
+
+
+async def test_an_owner_that_etcd_can_not_reach_is_replaced_and_shows_nothing_old(world: World) -> None:
+    async with world.node("a") as a, world.node("b") as b, client(a) as at_a, client(b) as at_b:
+        await append(at_a, "one")
+        await until(lambda: a.statistics.followers == 1)
+        world.coordinators["a"].reachable = False
+        await until(lambda: b.statistics.role == "owning")
+        await append(at_b, "two")
+        world.coordinators["a"].reachable = True
+        assert await texts(at_a) == ["one", "two"]
+        await until(lambda: a.statistics.role == "following" and b.statistics.followers == 1)
+        assert (a.statistics.fenced, b.statistics.epoch) == (1, 2)
+
+
+async def test_without_a_coordinator_the_owner_continues_and_looks_before_it_reads(world: World) -> None:
+    async with world.node("a") as a, client(a) as at_a:
+        await append(at_a, "one")
+        world.coordinators["a"].reachable = False
+        await until(lambda: a.statistics.lease_seconds < 0)
+        await append(at_a, "two")
+        assert await texts(at_a) == ["one", "two"]
+        await until(lambda: a.statistics.probes >= 2)
+        world.coordinators["a"].reachable = True
+        await until(lambda: a.statistics.lease_seconds > 1)
+        assert await append(at_a, "three") == 3
+        assert (a.statistics.role, a.statistics.epoch) == ("owning", 1)
+
+
+async def test_only_nodes_that_have_the_secret_can_follow(world: World) -> None:
+    standing = Standing(shard=0, node="x", number=0, caught_up=True, reaches_store=True, nonce=b"x" * 16)
+    async with world.node("a") as a:
+        address = f"127.0.0.1:{a.grpc_port}"
+        async with grpc.aio.insecure_channel(address) as channel:
+            call = channel.stream_stream(METHOD)(iter([msgspec.msgpack.encode(standing)]))
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await call.read()
+            assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        stranger = Peers(Signer(Secret([b"another secret " * 4])), "x", lambda: None)
+        heard: list[Notice] = []
+        await stranger.follow(address, lambda: standing, asyncio.Event(), heard.append)
+        assert not heard
+        node = Peers(Signer(Secret([SECRET.encode()])), "x", lambda: None)
+        following = asyncio.create_task(node.follow(address, lambda: standing, asyncio.Event(), heard.append))
+        await until(lambda: heard and a.statistics.followers == 1)
+        following.cancel()
+        await asyncio.wait((following,))
+        await until(lambda: a.statistics.followers == 0)
+
+
+async def test_nodes_with_certificates_reach_each_other(world: World, tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    tls = {"tls_cert_file": str(cert), "tls_key_file": str(key), "cluster_advertised": "localhost"}
+    async with world.node("a", **tls) as a, world.node("b", **tls) as b:
+        await until(lambda: a.statistics.followers == 1)
+        url = f"https://localhost:{b.http_port}"
+        async with httpx.AsyncClient(base_url=url, verify=ssl.create_default_context(cafile=str(cert))) as at_b:
+            assert await append(at_b, "one") == 1
+        assert b.statistics.forwarded["http"] == 1
+
+
+def test_a_secret_is_long_enough_and_may_be_two(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(f"# new\n{SECRET}\n{SECRET[::-1]}\n")
+    assert read_secrets(str(file)) == [SECRET.encode(), SECRET[::-1].encode()]
+    file.write_text("short\n")
+    with pytest.raises(SecretsError, match="a secret of at least 32 bytes"):
+        read_secrets(str(file))
 
 
 async def test_a_directory_that_is_older_than_the_log_is_replaced(world: World) -> None:
