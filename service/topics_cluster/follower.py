@@ -50,7 +50,7 @@ class Follower:
         self._newest = newest
         self._tail = Tail(shard, store.position, store.ticket)
         self.reached = float("-inf")
-        """When the end of the log was read last, by the loop's clock."""
+        """The time at which the end of the log was read last, by the loop's clock."""
         self._noticed = 0
         self._notice = asyncio.Event()
 

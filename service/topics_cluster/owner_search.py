@@ -38,8 +38,8 @@ class OwnerSearch:
         return asyncio.get_running_loop().time() >= self._ends
 
     async def next(self) -> Addresses:
-        """Where to try next: another owner than before at once, the same one after a pause that grows to a quarter of
-        a second.
+        """The address to try next: another owner than before at once, the same one after a pause that grows to a
+        quarter of a second.
 
         Raises `not_ready` when the time is over.
         """
