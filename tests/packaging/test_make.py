@@ -81,6 +81,7 @@ def clone(tmp_path: Path) -> Clone:
 
 BASE = "pip .[server,cli]"
 DEV = "pip .[dev]"
+CLUSTER = "pip .[cluster,cli]"
 
 
 def test_setup_installs_the_server_and_setup_dev_the_rest(clone: Clone) -> None:
@@ -101,7 +102,7 @@ def test_setup_dev_is_enough_for_both(clone: Clone) -> None:
 
 @pytest.mark.parametrize(
     ("target", "extras"),
-    [("run", BASE), ("conformance", BASE)]
+    [("run", BASE), ("conformance", BASE), ("run-cluster", CLUSTER)]
     + [(each, DEV) for each in ("lint", "format", "proto", "docs", "bench", "soak", "test", "test-crash")]
     + [(each, DEV) for each in ("test-sdk", "test-kafka", "test-spark", "build/spark-4.2/.installed")],
 )
@@ -110,7 +111,7 @@ def test_each_target_asks_for_what_it_needs(clone: Clone, target: str, extras: s
         (clone.folder / needed).parent.mkdir(parents=True, exist_ok=True)
         (clone.folder / needed).touch()
     text = clone.make("--dry-run", target).text
-    assert [each for each in (BASE, DEV) if f"'{each.removeprefix('pip ')}'" in text] == [extras], text
+    assert [each for each in (BASE, CLUSTER, DEV) if f"'{each.removeprefix('pip ')}'" in text] == [extras], text
 
 
 def test_an_environment_that_was_not_finished_is_made_anew(clone: Clone) -> None:

@@ -175,7 +175,7 @@ def _status(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         for shard in found.shards:
             if not shard.owner:
-                output.note(f"nobody owns shard {shard.shard}")
+                output.note(f"shard {shard.shard} has no owner")
             if shard.wanted and shard.wanted != shard.owner:
                 output.note(f"shard {shard.shard} is to be moved to {shard.wanted}")
     return 0
