@@ -1,7 +1,6 @@
 """HTTP through a node that does not own the shard: what arrives and what comes back is what was sent."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,7 +12,7 @@ import pytest
 from support.forwarded import Front, bound, fronting, never, owning
 from support.grpc_on_engine import until
 from topics_cluster.coordinator import Addresses
-from topics_cluster.trust import HEADER, HEADER_BYTES
+from topics_cluster.trust import HEADER_BYTES
 from topics_gateway.transport import HttpServer
 
 Answer = Callable[[Any, Any, Any], Any]
@@ -579,17 +578,3 @@ async def test_the_clients_address_arrives() -> None:
             local = connection._connection._network_stream.get_extra_info("client_addr")
         (line,) = owner.lines
     assert line["peer"] == f"127.0.0.1:{local[1]}"
-
-
-async def test_a_gateway_without_a_cluster_ignores_the_header() -> None:
-    async with owning() as owner:
-        app = owner._http._app._app  # type: ignore[attr-defined]
-        server = HttpServer(app, bound())
-        await server.start()
-        async with httpx.AsyncClient(trust_env=False) as client:
-            url = f"http://127.0.0.1:{server.port}/v0/topics/t"
-            reply = await client.put(url, json={}, headers={HEADER: "1;2;3"})
-        await server.stop(0)
-        assert reply.status_code == 201
-        assert owner.lines[0]["peer"] != "?"
-        assert json.loads(reply.content)["topic"] == "t"

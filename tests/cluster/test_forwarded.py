@@ -1,5 +1,6 @@
 """Requests with an identity that another node vouches for: taken with its signature, refused and audited without."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,9 +11,14 @@ import pytest
 import websockets
 
 from support.forwarded import SECRET, Owner, owning
+from support.grpc_on_engine import until
 from topics_cluster.trust import HEADER, Origin, Secret, Signer
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceStub
+from topics_service.api.access.auth import parse_keys
+from topics_service.api.access.authorizer import Authorizer
+from topics_service.api.access.quota import KeyLimits, Quotas
+from topics_service.engine.model import ConfigInput
 
 ORIGIN = Origin("192.0.2.7:51234", "id-of-the-first-node")
 PUT = "/topics.v1.TopicsService/PutTopic"
@@ -154,3 +160,42 @@ async def test_an_address_of_ipv6(owner: Owner) -> None:
         owner.lines.clear()
         assert await request.call(Signer(SECRET).sign(Origin(client, ""), request.audience, request.subject)) == "ok"
         assert owner.lines[0]["peer"] == client
+
+
+async def test_the_limit_of_connections_counts_those_of_clients() -> None:
+    """Requests on one connection of a client come over several between the nodes, and count once, while they run."""
+    quotas = Quotas(KeyLimits(connections=1))
+    async with owning(Authorizer(parse_keys("key"), quotas=quotas)) as owner:
+        http = Http(owner)
+        signer = Signer(SECRET)
+
+        async def diff(client: str, wait_ms: int = 0) -> int:
+            path = "/v0/topics/t/diff"
+            signed = signer.sign(Origin(client, ""), http.audience, f"POST {path}")
+            headers = {"authorization": "Bearer key", HEADER: signed}
+            async with httpx.AsyncClient(trust_env=False, timeout=30) as each:
+                body = {"from_seq": 0, "wait_ms": wait_ms}
+                return (await each.post(f"http://{http.audience}{path}", json=body, headers=headers)).status_code
+
+        owner.api._engine.put_topic("t", ConfigInput(), None, None)
+        usage = quotas.for_key("key1")
+        waiting = asyncio.create_task(diff("192.0.2.7:1000", 20_000))
+        await until(lambda: usage.connections == 1)
+        assert await diff("192.0.2.7:1000") == 200
+        assert await diff("192.0.2.7:1001") == 429
+        waiting.cancel()
+        await until(lambda: usage.connections == 0)
+        assert await diff("192.0.2.7:1001") == 200
+        await until(lambda: usage.connections == 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_without_a_cluster_the_header_means_nothing(kind: type[Kind]) -> None:
+    """A single server has no part that looks at it."""
+    with_cluster = await _outcome(kind, is_cluster=True)
+    assert (with_cluster, await _outcome(kind, is_cluster=False)) == ("unauthorized", "ok")
+
+
+async def _outcome(kind: type[Kind], *, is_cluster: bool) -> str:
+    async with owning(is_cluster=is_cluster) as owner:
+        return await kind(owner).call("1;2;3")

@@ -37,8 +37,14 @@ SECRET = Secret([b"a secret that the nodes of tests share"])
 class Owner:
     """A node that serves. With `has_lost` it forwards instead, to an owner that never comes."""
 
-    def __init__(self, authorizer: Authorizer | None = None, certificate: Certificate | None = None) -> None:
-        """With a certificate its ports have TLS, and its host is localhost."""
+    def __init__(
+        self,
+        authorizer: Authorizer | None = None,
+        certificate: Certificate | None = None,
+        *,
+        is_cluster: bool = True,
+    ) -> None:
+        """With a certificate its ports have TLS and its host is localhost. Without `is_cluster` it is a single server."""
         self._host = "localhost" if certificate else "127.0.0.1"
         self.lines: list[dict[str, Any]] = []
         """The audit log."""
@@ -53,10 +59,12 @@ class Owner:
         self.has_lost = False
         self.front = Front(lambda: never())
         tls = certificate.context(HTTP_PROTOCOLS) if certificate else None
-        self._http = HttpServer(ForwardedRequests(self._either(app), self.http_verifier, audit), bound(), tls=tls)
+        either = ForwardedRequests(self._either(app), self.http_verifier, audit)
+        self._http = HttpServer(either if is_cluster else app, bound(), tls=tls)
         credentials = certificate.grpc_credentials() if certificate else None
         self._grpc = GrpcPort(host="127.0.0.1", port=0, credentials=credentials)
-        self._interceptors = (ForwardedCalls(self.grpc_verifier, audit), _Lost(self), *calls.interceptors)
+        first = (ForwardedCalls(self.grpc_verifier, audit), _Lost(self)) if is_cluster else ()
+        self._interceptors = (*first, *calls.interceptors)
         self._handlers = calls.handlers
 
     def _either(self, app: ASGIApp) -> ASGIApp:
@@ -115,9 +123,11 @@ class Front:
 
 
 @asynccontextmanager
-async def owning(authorizer: Authorizer | None = None, certificate: Certificate | None = None) -> AsyncIterator[Owner]:
+async def owning(
+    authorizer: Authorizer | None = None, certificate: Certificate | None = None, *, is_cluster: bool = True
+) -> AsyncIterator[Owner]:
     """An owner."""
-    owner = Owner(authorizer, certificate)
+    owner = Owner(authorizer, certificate, is_cluster=is_cluster)
     await owner.start()
     try:
         yield owner
