@@ -98,12 +98,12 @@ class EtcdCoordinator:
                     raise
                 except CoordinatorError as error:
                     if not away:
-                        _log.warning("the coordinator does not answer; its last entries are in use: %s", error)
+                        _log.warning("can't follow etcd, trying again: %s", error)
                     away = True
                     await asyncio.sleep(_RETRY_SECONDS)
                     continue
                 if away:
-                    _log.info("the coordinator answers again")
+                    _log.info("etcd answers again")
                 away = False
                 if seen is None or _entries(view) != _entries(seen):
                     seen = view
