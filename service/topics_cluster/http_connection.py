@@ -137,7 +137,7 @@ class HttpConnection:
 
 
 class _Answer:
-    """What has arrived of the response to one request."""
+    """The part of a response that has arrived."""
 
     def __init__(self) -> None:
         self.heads: deque[Head] = deque()

@@ -44,7 +44,7 @@ class Owner:
         *,
         is_cluster: bool = True,
     ) -> None:
-        """With a certificate its ports have TLS and its host is localhost. Without `is_cluster` it is a single server."""
+        """With a certificate its ports have TLS, its host is localhost. Without `is_cluster` it is a single server."""
         self._host = "localhost" if certificate else "127.0.0.1"
         self.lines: list[dict[str, Any]] = []
         """The audit log."""

@@ -35,7 +35,7 @@ class Link:
         self._lock = Lock()
 
     def is_ready(self) -> bool:
-        """Whether it is connected; it connects if it is not."""
+        """Return whether it is connected; it connects if it is not."""
         raise NotImplementedError
 
     def close(self) -> None:
