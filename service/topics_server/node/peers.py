@@ -192,8 +192,12 @@ class Peers:
                     if message is grpc.aio.EOF:
                         return
                     on_notice(_notice(message))
-            except (TimeoutError, grpc.aio.AioRpcError, msgspec.MsgspecError) as error:
-                log.debug("following %s has ended: %s", address, error)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    log.error("the owner at %s does not trust this node: %s", address, error.details())
+                    await asyncio.sleep(_PULSE_SECONDS)
+            except (TimeoutError, msgspec.MsgspecError) as error:
+                log.warning("following %s has ended: %s", address, error or "nothing was heard")
             finally:
                 call.cancel()
 

@@ -155,6 +155,7 @@ class Replica:
         self._alone_since: float | None = None
         self._standing_changed = asyncio.Event()
         self._seen: Owner | None = None
+        self._leaving: asyncio.Task[None] | None = None
         followers.on_change = self.wake
 
     @property
@@ -195,6 +196,7 @@ class Replica:
                 await self._pause(5 * _RETRY_SECONDS if is_kept else 0)
             except _UNUSABLE as error:
                 log.warning("the local directory can't be used any more: %s", error)
+                await self._pause(_RETRY_SECONDS)
             except Exception:
                 log.exception("the replica of shard %d failed, it begins again", self._shard)
                 await self._pause(_RETRY_SECONDS)
@@ -264,7 +266,8 @@ class Replica:
 
     def _may_claim(self, owner: Owner | None) -> bool:
         """Decide whether this node is to own the shard now."""
-        if owner is not None and owner.node != self._me.name and owner != self._suspect:
+        is_owned = owner is not None and owner.node != self._me.name and owner != self._suspect
+        if is_owned or not self._views.view.revision:
             self._alone_since = None
             return False
         now = boottime()
