@@ -11,7 +11,7 @@ import grpc
 
 from topics_cluster.calls import find_call
 from topics_cluster.forwarded import ForwardedContext
-from topics_cluster.owner_search import HOLD_SECONDS, NOT_OWNER, OwnerSearch, OwnerSource, not_owner
+from topics_cluster.owner_search import HOLD_SECONDS, NOT_OWNER, OwnerSearch, OwnerSource, no_owner, not_owner
 from topics_cluster.trust import HEADER, Origin, Signer
 from topics_net import background
 from topics_service.api.grpc.handlers import Context, Handler
@@ -99,6 +99,20 @@ class GrpcForwarder:
         if streams:
             return grpc.stream_stream_rpc_method_handler(stream)
         return grpc.unary_unary_rpc_method_handler(unary)
+
+    async def ask(self, method: str, request: bytes, origin: Origin, seconds: float) -> bytes:
+        """Make a call of this node's own to the owner, once, which must take no longer. Raises `not_ready`."""
+        address = (await OwnerSearch(self._owner, seconds).next()).grpc
+        channel = self._channel(address)
+        with channel:
+            if not await channel.is_ready():
+                raise no_owner()
+            signature = self._signer.sign(origin, address, method)
+            try:
+                reply: bytes = await channel.unary(method)(request, timeout=seconds, metadata=((HEADER, signature),))
+            except grpc.aio.AioRpcError as error:
+                raise no_owner() from error
+            return reply
 
     async def leave(self, address: str) -> None:
         """End the calls at a node, host:port of its gRPC port, that is known to be lost."""

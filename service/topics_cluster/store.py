@@ -81,6 +81,8 @@ class ShardStore(RocksStore):
     """
 
     _uploader: Uploader | None = None
+    whole = True
+    """See FollowingStore: an object is applied as a whole."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         """Open or create the database with the options of a RocksStore. Raises StoreOpenError."""
@@ -100,6 +102,14 @@ class ShardStore(RocksStore):
     def position(self) -> Position:
         """The place in the log up to which the rows are known to be there."""
         return self._position if self._uploader is None else self._uploader.position
+
+    @property
+    def generation(self) -> int:
+        """See FollowingStore. Rows do not change while `writing` is held."""
+        return self.ticket
+
+    def catch_up(self) -> None:
+        """See FollowingStore. Do nothing: a Follower brings the rows."""
 
     @property
     def is_ahead(self) -> bool:
@@ -173,16 +183,16 @@ class ShardStore(RocksStore):
         For a follower, on any thread. Raises StoreError, and StoreStalledError: apply it again, a little later.
         """
         assert self._uploader is None, "an owner does not follow"
-        with self.writing:
-            batch = RocksBatch(self._handles, self.usage)
-            for each in found.batches:
-                for op, number, key, value in each.rows:
-                    if op == _PUT:
-                        batch.put(_FAMILIES[number], key, value)
-                    elif op == _DELETE:
-                        batch.delete(_FAMILIES[number], key)
-                    else:
-                        batch.delete_range(_FAMILIES[number], key, value)
+        batch = RocksBatch(self._handles, self.usage)
+        for each in found.batches:
+            for op, number, key, value in each.rows:
+                if op == _PUT:
+                    batch.put(_FAMILIES[number], key, value)
+                elif op == _DELETE:
+                    batch.delete(_FAMILIES[number], key)
+                else:
+                    batch.delete_range(_FAMILIES[number], key, value)
+        with self.writing:  # reads of several rows hold it too, so no longer than the write takes
             ticket = max(self.ticket, position.ticket)
             batch.put(Family.META, POSITION_KEY, position.pack() + ticket.to_bytes(8, "big"))
             super().write(batch)

@@ -18,6 +18,7 @@ from topics_server.interceptors import Make
 from topics_server.listeners import kafka_server
 from topics_server.node.gate import LostShardError
 from topics_server.node.place import Place
+from topics_server.node.reads import FollowerReads
 from topics_server.node.term import Term
 from topics_server.resources import Resources
 from topics_server.settings import default
@@ -59,9 +60,12 @@ class HttpDoor:
 class GrpcDoor(grpc.aio.ServerInterceptor):
     """The only interceptor of a node, but for that of forwarded calls: those of the services lie behind it."""
 
-    def __init__(self, place: Place, forwarder: GrpcForwarder, own: Calls, statistics: NodeStatistics) -> None:
+    def __init__(
+        self, place: Place, forwarder: GrpcForwarder, own: Calls, reads: FollowerReads, statistics: NodeStatistics
+    ) -> None:
         """`own` are calls that the node answers in every role."""
         self._place = place
+        self._reads = reads
         self._forwarder = forwarder
         self._own = own
         self._statistics = statistics
@@ -81,6 +85,8 @@ class GrpcDoor(grpc.aio.ServerInterceptor):
         if term is not None and (term.gate.is_open or await _is_owner(term)):
             term.enter()
             return await term.calls.find(handler_call_details)
+        if term is None and self._reads.serves(handler_call_details):
+            return await self._reads.calls.find(handler_call_details)
         self._statistics.forwarded["grpc"] += 1
         return self._forwarder.handler(method)
 

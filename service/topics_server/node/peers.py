@@ -1,14 +1,14 @@
 """Calls between nodes: the owner sends its followers what is durable, and they send it how far they are.
 
-One call of gRPC, `Follow`, a stream both ways, on the port of gRPC and under a signature. Messages are MessagePack
-maps: a field that one side does not know is ignored.
+Two calls of gRPC, on the port of gRPC and under a signature: `Follow`, a stream both ways, and `Standpoint`. Messages
+are MessagePack maps: a field that one side does not know is ignored.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, NoReturn
 
 import grpc
 import msgspec
@@ -25,6 +25,7 @@ from topics_service.engine.errors import Reason, TopicsError
 log: Final = logging.getLogger("topics.cluster")
 
 METHOD: Final = "/topics.cluster.v1.PeerService/Follow"
+STANDPOINT: Final = "/topics.cluster.v1.PeerService/Standpoint"
 
 _PULSE_SECONDS: Final = 1.0
 _SILENCE_SECONDS: Final = 4.0
@@ -51,9 +52,18 @@ class Notice(Struct, frozen=True, kw_only=True):
     number: int
 
 
+class Standpoint(Struct, frozen=True, kw_only=True):
+    """Number of a write behind which the owner has acknowledged nothing, in this epoch or an earlier one."""
+
+    epoch: int
+    ticket: int
+
+
 _encode: Final = msgspec.msgpack.Encoder().encode
 _standing: Final = msgspec.msgpack.Decoder(Standing).decode
 _notice: Final = msgspec.msgpack.Decoder(Notice).decode
+read_standpoint: Final = msgspec.msgpack.Decoder(Standpoint).decode
+"""Decode the answer of `STANDPOINT`, whose request is empty. Raises MsgspecError."""
 
 
 class Followers:
@@ -121,19 +131,29 @@ class Followers:
 class PeerHandlers(grpc.GenericRpcHandler):
     """The calls of other nodes."""
 
-    def __init__(self, followers: Followers) -> None:
+    def __init__(self, followers: Followers, standpoint: Callable[[], Awaitable[Standpoint]]) -> None:
+        """`standpoint` returns that of this node as the owner. Raises TopicsError."""
         self._followers = followers
+        self._standpoint = standpoint
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
         """See grpc.GenericRpcHandler."""
+        if handler_call_details.method == STANDPOINT:
+            return grpc.unary_unary_rpc_method_handler(self._stand, None, _encode)
         if handler_call_details.method != METHOD:
             return None
         return grpc.stream_stream_rpc_method_handler(self._follow, _standing, _encode)
 
+    async def _stand(self, _: bytes, context: Any) -> Standpoint:
+        try:
+            _check(context)
+            return await self._standpoint()
+        except TopicsError as error:
+            await _abort(context, error)
+
     async def _follow(self, requests: AsyncIterator[Standing], context: Any) -> AsyncIterator[Notice]:
         try:
-            if not isinstance(context, ForwardedContext):  # the interceptor has verified the signature of one
-                raise TopicsError(Reason.UNAUTHORIZED, "the call is for nodes of the cluster")
+            _check(context)
             async with contextlib.aclosing(self._followers.follow(requests)) as notices:  # type: ignore[type-var]
                 async for notice in notices:
                     yield notice
@@ -141,9 +161,16 @@ class PeerHandlers(grpc.GenericRpcHandler):
             await _abort(context, error)
 
 
-async def _abort(context: Context, error: TopicsError) -> None:
+def _check(context: Any) -> None:
+    """Raise `unauthorized` unless the call was signed, which the interceptor has verified."""
+    if not isinstance(context, ForwardedContext):
+        raise TopicsError(Reason.UNAUTHORIZED, "the call is for nodes of the cluster")
+
+
+async def _abort(context: Context, error: TopicsError) -> NoReturn:
     code, details, trailing = failure(error)
     await context.abort(code, details, (*trailing, (NOT_OWNER, b"1")))
+    raise AssertionError("abort does not return")
 
 
 class Peers:

@@ -28,6 +28,7 @@ from topics_net import background
 from topics_server.node.gate import LostShardError
 from topics_server.node.peers import Followers, Notice, Peers, Standing, is_refused
 from topics_server.node.place import Place
+from topics_server.node.reads import FollowerReads
 from topics_server.node.term import Term
 from topics_service.engine.errors import TopicsError
 from topics_service.statistics import NodeStatistics
@@ -121,6 +122,7 @@ class Replica:
         peers: Peers,
         followers: Followers,
         place: Place,
+        reads: FollowerReads,
         kafka: KafkaPort,
         make_term: Callable[[ShardStore, Ownership], Term],
         set_serving: Callable[[bool], None],
@@ -138,6 +140,7 @@ class Replica:
         self._peers = peers
         self._followers = followers
         self._place = place
+        self._reads = reads
         self._kafka = kafka
         self._make_term = make_term
         self._set_serving = set_serving
@@ -203,6 +206,7 @@ class Replica:
             finally:
                 self._caught_up = False
                 self._show(self._owner())
+                self._reads.end()
                 await (self._directory.close if is_kept else self._directory.discard)(store)
 
     async def _is_superseded(self, store: ShardStore) -> bool:
@@ -215,6 +219,7 @@ class Replica:
 
     async def _use(self, store: ShardStore) -> bool:
         """Use an open store in all roles until it is stopped or of no use. Return whether its rows are in the log."""
+        self._reads.begin(store)
         while True:
             ownership = await self._follow(store)
             if ownership is None:
@@ -317,6 +322,7 @@ class Replica:
     def _applied(self, store: ShardStore, epoch: int) -> None:
         self._statistics.number = store.position.number - 1
         self._statistics.epoch = max(self._statistics.epoch, epoch)
+        self._reads.applied()
 
     async def _link(self, follower: Follower, store: ShardStore) -> None:
         """Hear from the owner what is durable. When that ends, see whether its process is dead."""

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Self
+
+import msgspec
 
 from topics_cluster import identity
 from topics_cluster.bucket import Bucket, BucketError
@@ -17,11 +19,12 @@ from topics_cluster.forward_http import ForwardingApp
 from topics_cluster.forward_kafka import Splice
 from topics_cluster.forwarded import ForwardedCalls, ForwardedRequests
 from topics_cluster.identity import IdentityError
+from topics_cluster.owner_search import not_owner
 from topics_cluster.probe import UnfitStoreError, probe
 from topics_cluster.s3 import S3Bucket
 from topics_cluster.store import ShardStore
 from topics_cluster.takeover import Ownership
-from topics_cluster.trust import Secret, Signer, Verifier
+from topics_cluster.trust import Origin, Secret, Signer, Verifier
 from topics_gateway.app import create_probes
 from topics_gateway.transport import HttpServer
 from topics_net import background
@@ -30,9 +33,11 @@ from topics_server.listeners import announce, announce_kafka, gateway_settings, 
 from topics_server.node.admin import NodeAdmin, NodeProbes
 from topics_server.node.directory import LocalDirectory
 from topics_server.node.doors import GrpcDoor, HttpDoor, KafkaDoor
+from topics_server.node.gate import LostShardError
 from topics_server.node.links import PeerTls, read_secrets
-from topics_server.node.peers import Followers, PeerHandlers, Peers, is_refused
+from topics_server.node.peers import STANDPOINT, Followers, PeerHandlers, Peers, Standpoint, is_refused, read_standpoint
 from topics_server.node.place import Place
+from topics_server.node.reads import FollowerReads, reader_addresses
 from topics_server.node.replica import Replica, Views
 from topics_server.node.term import Term
 from topics_server.ports import bracketed
@@ -43,6 +48,7 @@ from topics_server.settings import Settings
 from topics_service import __version__
 from topics_service.api.audit import AuditLog
 from topics_service.api.grpc.calls import Calls, Services
+from topics_service.api.grpc.guard import caller
 from topics_service.api.grpc.server import GrpcPort, create_admin_calls
 from topics_service.api.observers import Observers
 from topics_service.engine.clock import Clock, SystemClock
@@ -52,6 +58,7 @@ log: Final = logging.getLogger("topics.cluster")
 
 _SHARD: Final = 0
 _RETRY_SECONDS: Final = 1.0
+_ASK_SECONDS: Final = 1.0
 
 Connect = Callable[[Settings], tuple[Bucket, Coordinator]]
 """Opens the object store and the coordinator of the settings. Raises ValueError."""
@@ -224,6 +231,17 @@ class _Running:
         self._own_calls = create_admin_calls(
             self._probes, authorizer=self._authorizer, cluster=self._admin, observer=traces.grpc
         )
+        self._reads = FollowerReads(
+            clock,
+            settings.limits,
+            authorizer=self._authorizer,
+            standpoint=self._ask_standpoint,
+            forward=self._forward_grpc.handler,
+            metrics=self._probes.metrics,
+            observers=observers,
+            observer=traces.grpc,
+            statistics=self.statistics,
+        )
         self._grpc: GrpcPort = grpc_port(resources)
         self._http: HttpServer | None = None
         self.kafka = KafkaDoor(
@@ -251,11 +269,11 @@ class _Running:
     async def listen(self) -> None:
         """Open the doors: calls are held until there is an owner. Raises StartError."""
         settings, host = self._settings, bracketed(self._settings.node_host)
-        door = GrpcDoor(self._place, self._forward_grpc, self._own_calls, self.statistics)
+        door = GrpcDoor(self._place, self._forward_grpc, self._own_calls, self._reads, self.statistics)
         # The port is known only once it is bound, and others sign for it.
         grpc_verifier, http_verifier = Verifier(self._secret, ""), Verifier(self._secret, "")
         services = Services()
-        services.add_generic_rpc_handlers([PeerHandlers(self._followers), *self._own_calls.handlers])
+        services.add_generic_rpc_handlers([PeerHandlers(self._followers, self._standpoint), *self._own_calls.handlers])
         calls = Calls(services, (ForwardedCalls(grpc_verifier, self._audit), door))
         self.grpc_port = await start_grpc(self._grpc, settings, calls)
         grpc_verifier.audience = f"{host}:{self.grpc_port}"
@@ -311,6 +329,7 @@ class _Running:
             peers=Peers(self._signer, me.name, self._tls.credentials),
             followers=self._followers,
             place=self._place,
+            reads=self._reads,
             kafka=self.kafka,
             make_term=self._make_term,
             set_serving=self._grpc.set_serving,
@@ -353,8 +372,37 @@ class _Running:
             session=self._session,
             authorizer=self._authorizer,
             cluster=self._admin,
+            bulk_readers=self._bulk_readers,
             statistics=self.statistics,
         )
+
+    def _bulk_readers(self) -> Sequence[tuple[str, int]]:
+        """The followers, to callers that they know: users of CREATE USER are known to the owner only."""
+        if self._authorizer.users.is_stored(caller()):
+            return ()
+        nodes = self._views.view.nodes
+        ready = [name for name, each in self._followers.standings.items() if each.caught_up and name in nodes]
+        return reader_addresses([nodes[name].addresses.grpc for name in ready])
+
+    async def _standpoint(self) -> Standpoint:
+        """That of this node as the owner, for a follower. Raises TopicsError."""
+        term = self._place.term
+        if term is None:
+            raise not_owner()
+        try:
+            return await term.standpoint()
+        except LostShardError as error:
+            term.lose(error)
+            raise not_owner() from error
+
+    async def _ask_standpoint(self) -> Standpoint:
+        """Ask the owner for its. Raises `not_ready`."""
+        origin = Origin(self._settings.node_name, "")
+        reply = await self._forward_grpc.ask(STANDPOINT, b"", origin, _ASK_SECONDS)
+        try:
+            return read_standpoint(reply)
+        except msgspec.MsgspecError:
+            raise not_owner() from None
 
     async def _leave(self, owner: Owner) -> None:
         """End what is under way at an owner that is lost."""

@@ -20,9 +20,11 @@ from topics_server import maintenance
 from topics_server.core import Core
 from topics_server.listeners import gateway_settings
 from topics_server.node.gate import LostShardError, ReadGate
+from topics_server.node.peers import Standpoint
 from topics_server.resources import Resources
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.cluster import ClusterApi
+from topics_service.api.grpc.admin_servicer import BulkReaders
 from topics_service.api.grpc.server import create_calls
 from topics_service.engine.clock import Clock
 from topics_service.statistics import NodeStatistics
@@ -48,6 +50,7 @@ class Term:
         session: Session,
         authorizer: Authorizer,
         cluster: ClusterApi,
+        bulk_readers: BulkReaders,
         statistics: NodeStatistics,
     ) -> None:
         """Begin to upload; `store` is that of the takeover."""
@@ -69,6 +72,7 @@ class Term:
         self.calls = create_calls(
             self.core.api,
             authorizer=authorizer,
+            bulk_readers=bulk_readers,
             checkpoints=self.core.checkpoints,
             cluster=cluster,
             observer=resources.traces.grpc,
@@ -98,6 +102,13 @@ class Term:
         self._background = [background.start(each) for each in self.core.background(set_serving)]
         await maintenance.recover(self.core.engine, asyncio.Event(), self.ownership.boot_id)
         self.core.recovered()
+
+    async def standpoint(self) -> Standpoint:
+        """A number of writes that are all that was acknowledged before the call. Raises LostShardError, and `not_ready`
+        while that is not certain."""
+        if not self.gate.is_open:
+            await self.gate.look()
+        return Standpoint(epoch=self.ownership.epoch, ticket=self._store.ticket)
 
     # ------------------------------------------------------------- calls
 

@@ -42,10 +42,15 @@ _ALL = (b"", b"\xff" * 16)
 class FollowingStore(Store, Protocol):
     """A store whose rows another process writes. They do not change between two calls of `catch_up`."""
 
-    generation: int
-    """Says which state of the rows it is: the same number, the same rows."""
-    whole: bool
-    """Return whether the rows are those of one moment of the writer."""
+    @property
+    def generation(self) -> int:
+        """Return which state of the rows it is: the same number, the same rows."""
+        ...
+
+    @property
+    def whole(self) -> bool:
+        """Return whether the rows are those of one moment of the writer."""
+        ...
 
     def catch_up(self) -> None:
         """Take in whatever had been written before the call. Raises StoreError; `whole` is False then."""
@@ -65,8 +70,16 @@ class Replica:
     """Topics as the store has them."""
 
     def __init__(
-        self, store: FollowingStore, clock: Clock, *, limits: Limits | None = None, cache_bytes: int = 32 << 20
+        self,
+        store: FollowingStore,
+        clock: Clock,
+        *,
+        limits: Limits | None = None,
+        cache_bytes: int = 32 << 20,
+        is_durable: bool = False,
     ) -> None:
+        """`is_durable` says that all rows of the store are: without it a read needs the end that the server knows."""
+        self._is_durable = is_durable
         self.limits = limits or Limits()
         self._store = store
         self._clock = clock
@@ -79,17 +92,17 @@ class Replica:
         """One page of a long read, and the topic's epoch for the next, as `Engine.bulk`.
 
         The first page finds everything that was acknowledged before the call. Raises `invalid_request` without an
-        `end_seq`, and `not_ready` if only the server can answer: the topic is `ephemeral`, its head is below `end_seq`,
-        the page has expired records that are still in the store (a loss has to be written before it is reported), or
-        the writer can't be followed at the moment.
+        `end_seq`, unless the rows are durable, and `not_ready` if only the server can answer: the topic is `ephemeral`,
+        its head is below `end_seq`, the page has expired records that are still in the store (a loss has to be written
+        before it is reported), or the writer can't be followed at the moment.
         """
-        if request.end_seq is None:
+        if request.end_seq is None and not self._is_durable:
             raise invalid("a bulk reader needs end_seq")
         if not request.epoch or not self._store.whole:
             self.follow()
         number, view = self._view(request)
         config, s, from_seq = view.row.config, view.state, request.from_seq
-        if not request.epoch and s.head < request.end_seq:
+        if not request.epoch and s.head < (request.end_seq or 0):
             raise _elsewhere(request, f"its head is {s.head} here", head_seq=s.head)
         if request.from_ts is not None or request.last is not None:
             from_seq = reader.start(s, view.blocks, request)
@@ -183,7 +196,7 @@ def _elsewhere(request: BulkRequest, why: str, **facts: int) -> TopicsError:
     return TopicsError(
         Reason.NOT_READY,
         f'partition {request.partition} of topic "{request.topic}" is to be read at the server: {why}',
-        {"topic": request.topic, "partition": request.partition, "end_seq": request.end_seq, **facts},
+        {"topic": request.topic, "partition": request.partition, "end_seq": request.end_seq or 0, **facts},
     )
 
 

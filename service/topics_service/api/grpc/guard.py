@@ -196,7 +196,7 @@ class Guard(grpc.aio.ServerInterceptor):
         if not method.startswith(OUR_METHODS):
             return _guarded(handler, _CallContext(method, self._refusals))
         try:
-            authorization = _authorization(handler_call_details.invocation_metadata or ())
+            authorization = authorization_of(handler_call_details.invocation_metadata or ())
             principal = self._authorizer.identify(_rpc_of(method), authorization)
             return _guarded(handler, self._authorized(method, principal))
         except UnverifiedPasswordError as unverified:
@@ -245,7 +245,7 @@ def _rpc_of(method: str) -> str:
     return method[1:].replace("/", ".")
 
 
-def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
+def authorization_of(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
     """The credential in the metadata. Raises `invalid_request` for two."""
     given = [value for name, value in metadata if name == "authorization"]
     if len(given) > 1:  # a proxy in front may check the other one

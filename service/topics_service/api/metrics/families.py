@@ -123,5 +123,7 @@ def cluster(node: NodeStatistics) -> Iterator[Metric]:
     yield counter("cluster_handovers", "Times that this node handed the shard over.", node.handovers)
     yield counter("cluster_fenced", "Times that this node lost the shard.", node.fenced)
     yield counter("cluster_probes", "Looks into the object store before reads, without a lease.", node.probes)
+    reads = "Long reads that this node has served as a follower, from its own rows."
+    yield counter("cluster_follower_reads", reads, node.follower_reads)
     forwarded = [((door,), count) for door, count in node.forwarded.items()]
     yield counter("cluster_forwarded", "Requests that were passed on to the owner.", forwarded, ("door",))
