@@ -11,6 +11,7 @@ from cluster.test_node_memory import World, until
 from security.callers import basic
 
 from support.bulk import check_whole
+from topics_cluster import identity
 from topics_cluster.bucket import BucketError
 from topics_proto.v1 import admin_service_pb2 as admin_pb
 from topics_proto.v1 import (
@@ -74,8 +75,10 @@ async def client(node: NodeServer, key: str = "", *, authorization: str = "") ->
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+async def world(tmp_path: Path) -> World:
+    world = World(tmp_path)
+    await identity.create(world.bucket)
+    return world
 
 
 async def no_answer(name: str) -> bytes | None:
