@@ -122,13 +122,13 @@ def _pauses(cluster: Cluster, load: Load) -> list[Row]:
     with load.running():
         for _ in range(KILLS):
             load.wait_for_acks(10)
-            cluster.wait_for_followers(2)
+            cluster.wait_for_followers(1)
             owner, moment = cluster.owner(), time.monotonic()
             owner.kill()
             cluster.owner(other_than=owner)
             load.wait_for_acks(10)
             kills.append(load.pause(moment))
-            owner.start()
+            owner.spawn()
         for _ in range(SLEEPS):
             cluster.wait_for_followers(2)
             owner = cluster.owner()
