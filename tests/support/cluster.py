@@ -139,7 +139,7 @@ class Cluster:
         assert node is not None
         return node
 
-    def wait_for_followers(self, count: int, seconds: float = 60) -> None:
+    def wait_for_followers(self, count: int, seconds: float = 180) -> None:
         """Wait until the owner counts so many followers that are caught up."""
 
         def enough() -> bool:
