@@ -50,7 +50,7 @@ class GrpcForwarder:
 
     Messages stay bytes. Metadata, deadline, status and its details go through both ways, and so does a cancellation.
     A call that reaches no owner, or one that says that it owns nothing any more, is held for `hold_seconds` and never
-    beyond its deadline, then it is `not_ready`. Once a call may have reached an owner it is only made again if it is
+    beyond its deadline, then it is `not_ready`. Once a call may have reached an owner it is only repeated if it is
     declared idempotent, its request is a single message, and nothing of the answer was sent; else it is UNAVAILABLE.
     """
 
@@ -227,7 +227,7 @@ class _Call:
         await self.context.send_initial_metadata((*given, (OWNER, address)))
 
     async def end_unless_again(self, made: Any, address: str, *, can_repeat: bool) -> None:
-        """Give the status of a call that failed to the client, unless the call is to be made again."""
+        """Give the status of a call that failed to the client, unless the call is to be repeated."""
         task = asyncio.current_task()
         if not made.done() or (task is not None and task.cancelling()):
             made.cancel()

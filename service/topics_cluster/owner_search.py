@@ -12,7 +12,7 @@ OwnerSource = Callable[[], Addresses | Awaitable[Addresses]]
 """Returns where the owner is, or an awaitable of that if there is none at present, which may wait without end."""
 
 HOLD_SECONDS: Final = 10.0
-"""How long a request is held that reaches no owner."""
+"""The time for which a request is held that reaches no owner."""
 
 NOT_OWNER: Final = "x-topics-not-owner"
 """The header, or trailing metadata, by which a node says that it did nothing of a forwarded request."""

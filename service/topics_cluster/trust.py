@@ -27,7 +27,7 @@ class ForgedError(Exception):
 
 
 class Origin(NamedTuple):
-    """Where a forwarded request comes from: the client as `host:port`, `?` if unknown, and the id of the request."""
+    """The origin of a forwarded request: the client as `host:port`, `?` if unknown, and the id of the request."""
 
     client: str
     request_id: str
@@ -130,7 +130,7 @@ class Verifier:
 
 
 class _Accepted:
-    """Which numbers of a signer were accepted: the highest and, as bits, those up to 65,536 below it.
+    """The numbers of a signer that were accepted: the highest and, as bits, those up to 65,536 below it.
 
     This is the window of RFC 4303, 3.4.3, so memory is bounded whatever the rate.
     """
