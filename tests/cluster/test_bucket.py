@@ -1,12 +1,14 @@
 """The promises of every Bucket, kept by S3 (SeaweedFS) and by the one in memory."""
 
 import asyncio
+import os
 import random
 from pathlib import Path
 
 import pytest
 
 from support.s3 import S3
+from topics_backup.objects import open_url
 from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.memory import MemoryBucket
 from topics_cluster.s3 import S3Bucket
@@ -104,6 +106,33 @@ async def test_a_store_that_refuses_the_keys(bucket_url: str, tmp_path: Path, mo
         assert "another secret" not in str(error.value)
     with pytest.raises(ValueError, match="nothing://x"):
         S3Bucket("nothing://x")
+
+
+async def test_keys_of_a_file_can_be_changed(bucket_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, secret = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    bucket = S3Bucket(bucket_url)
+    with pytest.raises(BucketError, match="credentials"):
+        await bucket.create("a", [b"x"])
+
+    async def refused() -> bool:
+        try:
+            await bucket.create("a", [b"x"])
+        except BucketError as error:
+            return "SignatureDoesNotMatch" in str(error)
+        return False
+
+    for given in ("wrong%", secret, "wrong", secret):
+        file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {given}\n")
+        async with asyncio.timeout(20):
+            while await refused() is (given == secret):
+                await asyncio.sleep(0.1)
+    assert await bucket.get("a") == b"x"
+    open_url(bucket_url).put("b", b"y")  # as a target of backups, which blocks
+    assert await bucket.get("b") == b"y"
 
 
 async def test_a_store_that_is_away_and_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
