@@ -539,7 +539,8 @@ func (x *ListBulkReadersResponse) GetReaders() []*BulkReader {
 
 // One process that serves BulkDiff, and nothing else, from the same data. It takes the same keys. A call finds
 // everything that the server had acknowledged before it; a read has to name an end_seq, which comes from the server.
-// Topics whose records live in memory only are read at the server.
+// Topics whose records live in memory only are read at the server. A follower of a cluster serves every call, and passes
+// on what it can't answer itself.
 type BulkReader struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Host to connect to; empty: the one at which the server is reached.

@@ -47,7 +47,8 @@ type AdminServiceClient interface {
 	// Reads the metrics of the server; answers also while it is not ready. Scope: read, when keys are configured.
 	GetMetrics(ctx context.Context, in *GetMetricsRequest, opts ...grpc.CallOption) (*GetMetricsResponse, error)
 	// Lists the extra processes that serve TopicsService.BulkDiff, so that a long read does not take the time
-	// of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
+	// of writers (TOPICS_BULK_READERS); in a cluster, the followers that are caught up. Scope: read, when keys are
+	// configured. gRPC only.
 	ListBulkReaders(ctx context.Context, in *ListBulkReadersRequest, opts ...grpc.CallOption) (*ListBulkReadersResponse, error)
 	// Makes a directory on the server's disk that holds the data of all topics at one moment, to be copied to a backup:
 	// everything acknowledged before the call, but for the records of ephemeral topics. It takes next to no room, since
@@ -171,7 +172,8 @@ type AdminServiceServer interface {
 	// Reads the metrics of the server; answers also while it is not ready. Scope: read, when keys are configured.
 	GetMetrics(context.Context, *GetMetricsRequest) (*GetMetricsResponse, error)
 	// Lists the extra processes that serve TopicsService.BulkDiff, so that a long read does not take the time
-	// of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
+	// of writers (TOPICS_BULK_READERS); in a cluster, the followers that are caught up. Scope: read, when keys are
+	// configured. gRPC only.
 	ListBulkReaders(context.Context, *ListBulkReadersRequest) (*ListBulkReadersResponse, error)
 	// Makes a directory on the server's disk that holds the data of all topics at one moment, to be copied to a backup:
 	// everything acknowledged before the call, but for the records of ephemeral topics. It takes next to no room, since

@@ -106,7 +106,8 @@ class AdminServiceServicer:
 
     def ListBulkReaders(self, request, context):
         """Lists the extra processes that serve TopicsService.BulkDiff, so that a long read does not take the time
-        of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
+        of writers (TOPICS_BULK_READERS); in a cluster, the followers that are caught up. Scope: read, when keys are
+        configured. gRPC only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,7 +47,8 @@ class AdminServiceStub:
     """Reads the metrics of the server; answers also while it is not ready. Scope: read, when keys are configured."""
     ListBulkReaders: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListBulkReadersRequest, _admin_service_pb2.ListBulkReadersResponse]
     """Lists the extra processes that serve TopicsService.BulkDiff, so that a long read does not take the time
-    of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
+    of writers (TOPICS_BULK_READERS); in a cluster, the followers that are caught up. Scope: read, when keys are
+    configured. gRPC only.
     """
     CreateCheckpoint: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.CreateCheckpointRequest, _admin_service_pb2.CreateCheckpointResponse]
     """Makes a directory on the server's disk that holds the data of all topics at one moment, to be copied to a backup:
@@ -87,7 +88,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Reads the metrics of the server; answers also while it is not ready. Scope: read, when keys are configured."""
     ListBulkReaders: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListBulkReadersRequest, _admin_service_pb2.ListBulkReadersResponse]  # type: ignore[assignment]
     """Lists the extra processes that serve TopicsService.BulkDiff, so that a long read does not take the time
-    of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
+    of writers (TOPICS_BULK_READERS); in a cluster, the followers that are caught up. Scope: read, when keys are
+    configured. gRPC only.
     """
     CreateCheckpoint: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.CreateCheckpointRequest, _admin_service_pb2.CreateCheckpointResponse]  # type: ignore[assignment]
     """Makes a directory on the server's disk that holds the data of all topics at one moment, to be copied to a backup:
@@ -148,7 +150,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListBulkReadersResponse, _abc.Awaitable[_admin_service_pb2.ListBulkReadersResponse]]:
         """Lists the extra processes that serve TopicsService.BulkDiff, so that a long read does not take the time
-        of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
+        of writers (TOPICS_BULK_READERS); in a cluster, the followers that are caught up. Scope: read, when keys are
+        configured. gRPC only.
         """
 
     @_abc_1.abstractmethod

@@ -234,7 +234,8 @@ export declare const ListBulkReadersResponseSchema: GenMessage<ListBulkReadersRe
 /**
  * One process that serves BulkDiff, and nothing else, from the same data. It takes the same keys. A call finds
  * everything that the server had acknowledged before it; a read has to name an end_seq, which comes from the server.
- * Topics whose records live in memory only are read at the server.
+ * Topics whose records live in memory only are read at the server. A follower of a cluster serves every call, and passes
+ * on what it can't answer itself.
  *
  * @generated from message topics.v1.BulkReader
  */
@@ -695,7 +696,8 @@ export declare const AdminService: GenService<{
   },
   /**
    * Lists the extra processes that serve TopicsService.BulkDiff, so that a long read does not take the time
-   * of writers (TOPICS_BULK_READERS). Scope: read, when keys are configured. gRPC only.
+   * of writers (TOPICS_BULK_READERS); in a cluster, the followers that are caught up. Scope: read, when keys are
+   * configured. gRPC only.
    *
    * @generated from rpc topics.v1.AdminService.ListBulkReaders
    */
