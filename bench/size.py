@@ -74,10 +74,12 @@ def run(directory: Path) -> list[Row]:
     else:
         print(f"Kafka is {MISSING}")
     systems.append(_System("Redis", _redis, _REDIS_GB))
-    found = {system.name: _fill(system, directory / str(i)) for i, system in enumerate(systems)}
-    tables = [f"### {name}\n\n{filled.table}" for name, filled in found.items()]
-    put("size", "\n\n".join([where(), *tables]))
-    _draw(found)
+    found = dict[str, _Filled]()
+    for i, system in enumerate(systems):
+        found[system.name] = _fill(system, directory / str(i))
+        tables = [f"**{name}**\n\n{filled.table}" for name, filled in found.items()]
+        put("size", "\n\n".join([where(), *tables]))
+        _draw(found)
     return _rows(found["topics"], found.get("Kafka"))
 
 
