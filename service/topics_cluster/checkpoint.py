@@ -178,7 +178,7 @@ def position_in(directory: Path) -> tuple[Position, int]:
         raise CheckpointError(f"{directory}: {error}") from None
 
 
-async def _in_the_log(store: ShardStore, ticket: int) -> None:
+async def in_the_log(store: ShardStore, ticket: int) -> None:
     """Wait until the store knows that its batches up to a ticket are in the log. Raises CheckpointError."""
     try:
         async with asyncio.timeout(_LOG_SECONDS):
@@ -216,7 +216,7 @@ class Maker:
         """
         async with self._copy(store) as directory:
             _, applied = await asyncio.to_thread(position_in, directory)
-            await _in_the_log(store, applied)
+            await in_the_log(store, applied)
             return await self.publish(directory)
 
     async def publish(self, directory: Path) -> Checkpoint | None:

@@ -63,6 +63,7 @@ class ReadGate:
         """
         if self._next is None:
             self._next = background.start(self._look_after(self._running))
+            self._next.add_done_callback(_seen)  # all that wait for it may have been cancelled
         await asyncio.shield(self._next)
 
     async def trust(self) -> None:
@@ -95,3 +96,9 @@ class ReadGate:
             if header.kind is Kind.FENCE or header.nonce != self._nonce:
                 raise LostShardError(f"the object {objects.name(self._uploader.shard, number)} is another owner's")
             number += 1
+
+
+def _seen(task: "asyncio.Task[None]") -> None:
+    """Keep asyncio from complaining of an error that had no one to be raised to."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,1 @@
+"""Lives of a few nodes that share an object store, in virtual time."""

@@ -1,0 +1,246 @@
+"""A whole life of a cluster from a seed, and the end, when faults stop and everybody must come to the same log."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+from cluster.simulation.coordinator import Coordinator
+from cluster.simulation.loop import run_virtual
+from cluster.simulation.node import SHARD, Node
+from cluster.simulation.objectstore import CALM, ObjectStore, Weather
+from cluster.simulation.oracle import Oracle
+
+from simulation.trace import Trace
+from support.log_model import OracleError, demand
+
+STEPS = 60
+COMMAND = "PYTHONPATH=tests python -m cluster.simulation"
+END_SECONDS = 120.0
+SMALL: dict[str, Any] = {  # so that what takes hours elsewhere happens within a life
+    "topics_cluster.collect.HOUR": 0.5,
+    "topics_cluster.collect.DAY": 30.0,
+    "topics_cluster.log.EARLY_BYTES": 300,
+    "topics_cluster.log.MAX_OBJECT_BYTES": 400,
+}
+ROUGH = Weather(lost=0.02, unanswered=0.03, late=0.03, twice=0.03, conflict=0.02, slow=0.05)
+STORMY = Weather(lost=0.05, unanswered=0.1, late=0.1, twice=0.1, conflict=0.05, slow=0.2)
+
+
+@dataclass
+class Failure:
+    """Where a life went wrong."""
+
+    seed: int
+    step: int
+    error: BaseException
+    last: list[str]
+
+    def __str__(self) -> str:
+        lines = "\n".join(self.last)
+        return (
+            f"{lines}\nseed {self.seed} fails at step {self.step}: {self.error!r}\n"
+            f"again: {COMMAND} {self.seed} --steps {self.step} --trace"
+        )
+
+
+class Life:
+    """Two to four nodes, one object store, one coordinator."""
+
+    def __init__(self, seed: int, trace: Trace) -> None:
+        self.trace = trace
+        self.dice = Random(f"{seed} life")
+        self.oracle = Oracle(SHARD, trace)
+        self.store = ObjectStore(lambda: self.now, self.oracle.made)
+        self.coordinator = Coordinator(lambda: self.now, Random(f"{seed} coordinator"))
+        self.weather = self.dice.choice((CALM, ROUGH, ROUGH, STORMY))
+        self.is_busy = True
+        self.is_leased = self.dice.random() < 0.5
+        """Whether nobody takes over before a lease ends."""
+        self.pauses = self.dice.choice(((0.001, 0.05, 0.2), (0.3, 2.0)))
+        """Between two writes of clients, in seconds."""
+        self.nodes = [Node(self, name, Random(f"{seed} {name}")) for name in "abcd"[: self.dice.randint(2, 4)]]
+        self._keys = count(1)
+        self._failure: asyncio.Future[None] | None = None
+        self._actions: dict[Callable[[Node], None], float] = {
+            self._kill: self.dice.random(),
+            self._sleep: self.dice.random(),
+            self._cut_off: self.dice.random() / 2,
+            self._leave_alone: self.dice.random() / 2,
+            self._contend: self.dice.random() * (not self.is_leased),
+            self._checkpoint: 3 * self.dice.random(),
+            self._collect: 3 * self.dice.random(),
+            self._read: 3,
+            self._change: self.dice.random() / 3,
+            self._wait: 1,
+        }
+
+    @property
+    def now(self) -> float:
+        """The true time."""
+        return asyncio.get_running_loop().time()
+
+    def new_key(self) -> bytes:
+        """The key of a batch, of which there is only one."""
+        return b"%d" % next(self._keys)
+
+    def tell(self, text: str) -> None:
+        """A line of the trace."""
+        self.trace.tell(f"{self.now:8.3f} {text}")
+
+    def failed(self, error: BaseException) -> None:
+        """Something went wrong in a node."""
+        assert self._failure is not None
+        if not self._failure.done():
+            self._failure.set_exception(error)
+
+    async def run(self, steps: int) -> None:
+        """All of it. Raises what went wrong."""
+        loop = asyncio.get_running_loop()
+        self._failure = loop.create_future()
+        loop.set_exception_handler(
+            lambda _, context: self.failed(context.get("exception") or OracleError(str(context)))
+        )
+        acts = asyncio.create_task(self._act(steps))
+        try:
+            await asyncio.wait((acts, self._failure), return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done():
+                self._failure.result()
+            acts.result()
+        finally:
+            acts.cancel()
+            for node in self.nodes:
+                node.kill()
+            await asyncio.sleep(0)
+            self._failure.cancel()
+
+    async def _act(self, steps: int) -> None:
+        for node in self.nodes:
+            node.start()
+        for step in range(1, steps + 1):
+            self.trace.step = step
+            await asyncio.sleep(self.dice.choice((0.005, 0.02, 0.1, 0.5, 2)) * self.dice.random())
+            [action] = self.dice.choices(list(self._actions), list(self._actions.values()))
+            owners = [node for node in self.nodes if node.owner is not None]
+            action(self.dice.choice(owners if owners and self.dice.random() < 0.5 else self.nodes))
+        self.trace.step = steps + 1
+        await self._end()
+
+    async def _end(self) -> None:
+        """Faults end, somebody owns, and everybody reads the log to its end."""
+        self.weather = replace(CALM)
+        self.coordinator.is_away = False
+        for node in self.nodes:
+            node.is_cut_off = node.is_alone = node.wants = False
+            node.wake()
+            if not node.is_alive:
+                node.start()
+        self.tell("faults end")
+        before = self.oracle.acknowledged
+        until = self.now + END_SECONDS
+        while self.oracle.acknowledged <= before + 3 or sum(node.owner is not None for node in self.nodes) != 1:
+            demand(self.now < until, "nothing is acknowledged any more, or by several")
+            await asyncio.sleep(0.5)
+        self.is_busy = False
+        while not self._is_at_rest():
+            demand(self.now < until, f"no rest: {[(n.name, n.disk and len(n.disk.keys)) for n in self.nodes]}")
+            await asyncio.sleep(0.5)
+        for node in self.nodes:
+            assert node.disk is not None
+            self.oracle.has_read(node.name, node.disk.keys, 0)
+
+    def _is_at_rest(self) -> bool:
+        disks = [node.disk for node in self.nodes if node.disk is not None]
+        total = len(self.oracle.facts)
+        return [len(disk.keys) for disk in disks] == [total] * len(self.nodes)
+
+    # ---------------------------------------------------------------- what happens
+
+    def _kill(self, node: Node) -> None:
+        if not node.is_alive:
+            node.start()
+            self.tell(f"{node.name} starts")
+            return
+        how = self.dice.choice(("kill", "power cut", "new disk"))
+        self.trace.meet(f"a {how}")
+        self.trace.meet("a kill of an owner", node.owner is not None)
+        self.tell(f"{node.name}: {how}")
+        node.kill(power=how == "power cut")
+        if how == "new disk":
+            node.disk = None
+        if self.dice.random() < 0.5:
+            node.start()
+
+    def _sleep(self, node: Node) -> None:
+        if node.is_asleep:
+            node.wake()
+            self.tell(f"{node.name} wakes")
+        elif node.is_alive:
+            node.sleep()
+            self.trace.meet("a sleep of an owner", node.owner is not None)
+            self.tell(f"{node.name} sleeps")
+
+    def _cut_off(self, node: Node) -> None:
+        node.is_cut_off = not node.is_cut_off
+        self.trace.meet("a node cut off from the store", node.is_cut_off)
+        self.tell(f"{node.name} {'is cut off from' if node.is_cut_off else 'reaches'} the store")
+
+    def _leave_alone(self, node: Node) -> None:
+        node.is_alone = not node.is_alone
+        self.trace.meet("a node cut off from the coordinator", node.is_alone)
+        self.tell(f"{node.name} {'is cut off from' if node.is_alone else 'reaches'} the coordinator")
+
+    def _contend(self, node: Node) -> None:
+        for each in {node, *(other for other in self.nodes if self.dice.random() < 0.3)}:
+            each.wants = True
+        self.trace.meet("a contest")
+
+    def _checkpoint(self, node: Node) -> None:
+        if node.is_alive:
+            node.spawn(node.checkpoint())
+
+    def _collect(self, node: Node) -> None:
+        if node.is_alive:
+            node.spawn(node.collect())
+
+    def _read(self, _node: Node) -> None:
+        for node in self.nodes:
+            if node.owner is not None and not node.is_asleep and self.dice.random() < 0.7:
+                node.spawn(node.owner.read())
+
+    def _change(self, _node: Node) -> None:
+        self.weather = self.dice.choice((CALM, ROUGH, STORMY))
+        self.coordinator.is_away = self.dice.random() < 0.2
+
+    def _wait(self, _node: Node) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def small_cluster() -> Iterator[None]:
+    """The cluster as a simulation has it."""
+    with ExitStack() as stack:
+        for name, value in SMALL.items():
+            stack.enter_context(patch(name, value))
+        stack.enter_context(patch.object(logging.getLogger("topics.cluster"), "disabled", True))
+        yield
+
+
+def run(seed: int, steps: int = STEPS, *, show: bool = False) -> tuple[Trace, Failure | None]:
+    """One life, and what went wrong with it."""
+    trace = Trace(show=show)
+
+    async def main() -> None:
+        await Life(seed, trace).run(steps)
+
+    with small_cluster():
+        try:
+            run_virtual(main)
+        except Exception as error:
+            return trace, Failure(seed, trace.step, error, list(trace.last))
+        return trace, None

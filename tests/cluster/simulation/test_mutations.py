@@ -1,0 +1,18 @@
+"""The simulation finds bugs: each that is planted into the cluster, within a bounded number of lives."""
+
+import pytest
+from cluster.simulation.life import run
+from cluster.simulation.mutations import MUTATIONS
+
+MOST = 60
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    planted, seed = MUTATIONS[name]
+    for tried in (seed, *range(1, MOST)):
+        with planted():
+            _, failure = run(tried)
+        if failure is not None:
+            return
+    pytest.fail(f"nothing is wrong in {MOST} lives with {name}")

@@ -1,0 +1,59 @@
+"""Whole lives of a cluster: everybody reads one log, nothing acknowledged is lost, and no read shows the past."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from random import SystemRandom
+
+import pytest
+from cluster.simulation.coverage import REQUIRED
+from cluster.simulation.life import STEPS, run
+
+_TESTS = Path(__file__).parents[2]
+SEEDS = range(1, 301)
+TAKEOVERS = 10_000
+
+
+@pytest.mark.timeout(300)
+def test_whole_lives() -> None:
+    """Nothing is wrong in any of them, and what they are about did happen in them."""
+    met: Counter[str] = Counter()
+    for seed in SEEDS:
+        trace, failure = run(seed)
+        assert failure is None, str(failure)
+        met.update(trace.met)
+    rare = {kind: (met[kind], least) for kind, least in REQUIRED.items() if met[kind] < least}
+    assert not rare, f"met too rarely (times, least): {rare}"
+
+
+def test_a_seed_is_one_life() -> None:
+    """To the last word of its trace; also in another process, where sets and dicts of text have another order."""
+    trace, failure = run(3)
+    again, _ = run(3)
+    assert failure is None
+    assert trace.digest == again.digest
+    environ = os.environ | {"PYTHONPATH": str(_TESTS), "PYTHONHASHSEED": "3"}
+    command = [sys.executable, "-m", "cluster.simulation", "3", "--trace"]
+    told = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=True).stdout
+    assert f"trace {trace.digest}" in told
+    assert "faults end" in told
+
+
+@pytest.mark.soak
+@pytest.mark.skipif("TOPICS_SOAK_SECONDS" not in os.environ, reason="a soak: set TOPICS_SOAK_SECONDS")
+@pytest.mark.timeout(0)
+def test_whole_lives_for_long(capsys: pytest.CaptureFixture[str]) -> None:
+    """For as long as it is told, and until there were 10,000 takeovers."""
+    start, lives, dice = time.monotonic(), 0, SystemRandom()
+    met: Counter[str] = Counter()
+    while met["a takeover"] < TAKEOVERS or time.monotonic() < start + float(os.environ["TOPICS_SOAK_SECONDS"]):
+        trace, failure = run(dice.getrandbits(40), dice.choice((STEPS // 2, STEPS, 3 * STEPS)))
+        assert failure is None, str(failure)
+        met.update(trace.met)
+        lives += 1
+    with capsys.disabled():
+        counts = f"{met['a takeover']} takeovers and {met['an acknowledgement']} acknowledgements"
+        print(f"\n{lives} lives of a cluster with {counts} in {time.monotonic() - start:.0f} s")
