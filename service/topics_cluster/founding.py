@@ -7,7 +7,7 @@ from pathlib import Path
 from topics_backup.creation import offline
 from topics_cluster import objects
 from topics_cluster.bucket import Bucket
-from topics_cluster.checkpoint import Checkpoint, CheckpointError, Maker, folder_of, position_in
+from topics_cluster.checkpoint import Checkpoint, CheckpointError, Maker, folder_of
 from topics_cluster.log import START
 from topics_cluster.store import POSITION_KEY
 from topics_service.storage.rocks import RocksStore
@@ -34,13 +34,11 @@ async def found(bucket: Bucket, shard: int, directory: Path, node: str, boot_id:
 
 
 def _begin_at_the_start(directory: Path) -> None:
-    """Make the copy forget the log that it was of."""
-    if position_in(directory) == (START, START.ticket):
-        return
+    """Give the copy a position, which that of a single server does not have, or has of another log."""
     store = RocksStore(directory)
     try:
         batch = store.batch()
-        batch.delete(Family.META, POSITION_KEY)
+        batch.put(Family.META, POSITION_KEY, START.pack() + START.ticket.to_bytes(8, "big"))
         store.write(batch)
     finally:
         store.close()

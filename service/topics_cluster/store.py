@@ -99,6 +99,13 @@ class ShardStore(RocksStore):
         self._offsets: deque[tuple[int, int]] = deque()
 
     @property
+    def is_of_cluster(self) -> bool:
+        """Return whether it is new, or has followed a log: the rows of a single server are in none."""
+        if self.get(Family.META, POSITION_KEY) is not None:
+            return True
+        return next(self.scan(Family.TOPICS, b"", b"\xff" * 16), None) is None
+
+    @property
     def position(self) -> Position:
         """The place in the log up to which the rows are known to be there."""
         return self._position if self._uploader is None else self._uploader.position

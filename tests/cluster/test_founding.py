@@ -84,3 +84,21 @@ async def test_a_directory_without_a_database_or_in_use_is_refused(directory: Pa
     finally:
         store.close()
     assert list(await bucket.list("")) == []
+
+
+def test_the_rows_of_a_single_server_are_in_no_log(tmp_path: Path) -> None:
+    """A node with such a directory would lose them, or have what others lack."""
+    store = ShardStore(tmp_path / "node")
+    assert store.is_of_cluster
+    header = Header(Kind.DATA, SHARD, 1, 17, 18, 1, bytes(16))
+    store.apply(LogObject(header, [Batch(1, [(Op.PUT, Family.TOPICS, b"t", b"1")])]), Position(1, 18, 1))
+    assert store.is_of_cluster
+    store.close()
+    single = RocksStore(tmp_path / "single")
+    batch = single.batch()
+    batch.put(Family.TOPICS, b"t", b"1")
+    single.write(batch)
+    single.close()
+    store = ShardStore(tmp_path / "single")
+    assert not store.is_of_cluster
+    store.close()

@@ -87,7 +87,7 @@ class LocalDirectory:
 
     def _open(self) -> ShardStore:
         settings = self._settings
-        return ShardStore(
+        store = ShardStore(
             settings.data_path,
             block_cache_bytes=settings.memory.store_cache,
             write_buffer_bytes=settings.memory.write_buffers,
@@ -95,6 +95,13 @@ class LocalDirectory:
             boot_id=boot_id(),
             reserve_bytes=settings.min_free_bytes,
         )
+        if not store.is_of_cluster:
+            store.close()
+            raise StoreError(
+                f"{settings.data_path} has the topics of a single server: begin a cluster with them by "
+                f"`topics cluster init --from {settings.data_path}`, and give the node another directory"
+            )
+        return store
 
     def _discard(self, store: ShardStore) -> None:
         with contextlib.suppress(StoreError):
