@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from topics_cluster import objects
 from topics_cluster.log import START, Position
 from topics_cluster.objects import Batch, LogObject, Op
 from topics_cluster.uploader import Uploader
@@ -77,8 +76,7 @@ class ModelStore:
         self.uploader.check()
         self.ticket += 1
         self.disk.write(self._row((key,), self.position, self.ticket))
-        parts = [objects.batch_start(self.ticket, 1), objects.row(Op.PUT, Family.LOGS, key)]
-        self.uploader.add(self.ticket, parts, sum(map(len, parts)))
+        self.uploader.add((self.ticket, [(Op.PUT, Family.LOGS, key, b"")]))
         self.uploader.wake()
 
     def apply(self, found: LogObject, position: Position) -> None:
