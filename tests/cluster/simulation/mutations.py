@@ -1,8 +1,8 @@
 """Bugs planted into the cluster, to see that the simulation finds them, each as a context in which it has it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 from unittest.mock import PropertyMock, patch
 
@@ -18,14 +18,7 @@ from topics_server.node.gate import ReadGate
 
 Planted = Callable[[], AbstractContextManager[Any]]
 
-_make, _created, _begin = Uploader._make, Appender.created, Appender.begin
-
-
-def _several(*planted: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
-    stack = ExitStack()
-    for each in planted:
-        stack.enter_context(each)
-    return stack
+_make, _created = Uploader._make, Appender.created
 
 
 async def _no_look(_newest: Newest, _tail: Tail) -> None:
@@ -110,33 +103,20 @@ async def _at_once(_store: object, _ticket: int) -> None:
     """Wait for nothing."""
 
 
-def _far_ahead(self: Appender, now: float) -> Put | None:
-    self.window = 3 * MAX_WINDOW
-    return _begin(self, now)
-
-
-def _newest_first(made: Sequence[checkpoint.Entry], now: float) -> list[int]:
-    return [number for number, _ in made[-1:]]
-
-
 MUTATIONS: dict[str, tuple[Planted, int]] = {
-    "no second look at the checkpoints": (lambda: patch.object(takeover, "_check_checkpoint", _no_look), 1),
+    "no second look at the checkpoints": (lambda: patch.object(takeover, "_check_checkpoint", _no_look), 31),
     "only a checkpoint above the fence counts": (
         lambda: patch.object(takeover, "_check_checkpoint", _above_the_fence), 1,
     ),
-    "fences collected": (lambda: patch.object(collect, "is_outdated", _any_goes), 1),
+    "fences collected": (lambda: patch.object(collect, "is_outdated", _any_goes), 40),
     "a fence that resumes at the next number": (lambda: patch.object(Tail, "fence", _fence_of_one), 1),
     "acknowledged out of order": (lambda: patch.object(Appender, "created", _out_of_order), 1),
     "acknowledged before the answer": (lambda: patch.object(Uploader, "_make", _unanswered), 1),
-    "other bytes under the same number": (lambda: patch.object(Uploader, "_make", _other_bytes), 1),
-    "an object applied in part": (lambda: patch.object(ModelStore, "apply", _in_part), 1),
+    "other bytes under the same number": (lambda: patch.object(Uploader, "_make", _other_bytes), 37),
+    "an object applied in part": (lambda: patch.object(ModelStore, "apply", _in_part), 12),
     "the row of the position forgotten": (lambda: patch.object(ModelStore, "_row", _old_row), 1),
-    "read after the lease": (lambda: patch.object(ReadGate, "is_open", PropertyMock(return_value=True)), 1),
-    "a lease that begins again is trusted": (lambda: patch.object(ReadGate, "doubt", lambda _: None), 1),
+    "read after the lease": (lambda: patch.object(ReadGate, "is_open", PropertyMock(return_value=True)), 4),
     "another owner's object taken for one's own": (lambda: patch.object(Appender, "exists", _same_epoch), 1),
-    "begun beyond the window": (lambda: patch.object(Appender, "begin", _far_ahead), 1),
     "a checkpoint of what is not in the log": (lambda: patch.object(checkpoint, "in_the_log", _at_once), 1),
-    "files removed before their checkpoint is there": (lambda: patch.object(collect, "DAY", -1.0), 1),
-    "the newest checkpoint collected": (lambda: patch.object(collect, "superseded", _newest_first), 1),
 }  # fmt: skip
 """By name: how it is planted, and the seed of a life that finds it."""

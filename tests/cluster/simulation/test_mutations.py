@@ -5,9 +5,11 @@ from cluster.simulation.life import run
 from cluster.simulation.mutations import MUTATIONS
 
 MOST = 60
+RARE = {"only a checkpoint above the fence counts"}
+"""Met once in thousands of lives: `test_misplaced_fence` goes through it step by step."""
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("name", [name for name in MUTATIONS if name not in RARE])
 def test_a_planted_bug_is_found(name: str) -> None:
     planted, seed = MUTATIONS[name]
     for tried in (seed, *range(1, MOST)):

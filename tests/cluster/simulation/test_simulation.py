@@ -13,7 +13,7 @@ from cluster.simulation.coverage import REQUIRED
 from cluster.simulation.life import STEPS, run
 
 _TESTS = Path(__file__).parents[2]
-SEEDS = range(1, 201)
+SEEDS = range(1, 151)
 TAKEOVERS = 10_000
 
 
