@@ -18,9 +18,9 @@ from simulation.actors.time import Clock, Fsync, Upkeep
 from simulation.actors.watching import Watcher
 from simulation.disk import CrashError
 from simulation.oracle import reading
-from simulation.trace import Trace
 from simulation.world import CEILING_STEP, RefusedError, World
 from support.log_model import demand
+from support.trace import Trace
 from topics_service.engine.router.router import Router
 
 ACTORS: tuple[type[Actor], ...] = (

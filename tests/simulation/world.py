@@ -14,8 +14,8 @@ from simulation.oracle.queues import Queues
 from simulation.oracle.routers import Routers
 from simulation.oracle.tables import Tables
 from simulation.oracle.topics import LogModel, TopicModel, Topics, lose
-from simulation.trace import Trace
 from support.log_model import LogState, demand
+from support.trace import Trace
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits

@@ -16,8 +16,8 @@ from cluster.simulation.node import SHARD, Node
 from cluster.simulation.objectstore import CALM, ObjectStore, Weather
 from cluster.simulation.oracle import Oracle
 
-from simulation.trace import Trace
 from support.log_model import OracleError, demand
+from support.trace import Trace
 
 STEPS = 60
 COMMAND = "PYTHONPATH=tests python -m cluster.simulation"

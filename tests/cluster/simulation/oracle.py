@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from simulation.trace import Trace
 from support.log_model import demand
+from support.trace import Trace
 from topics_cluster import objects
 from topics_cluster.objects import Kind
 
