@@ -21,7 +21,7 @@ from simulation.oracle import calls, reading
 from simulation.oracle.queues import Claim
 from simulation.oracle.topics import TopicModel
 from simulation.scenario import small_engine
-from simulation.trace import Trace
+from support.trace import Trace
 from simulation.world import RefusedError, World
 
 from support.log_model import Rec

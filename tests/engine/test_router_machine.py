@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 from simulation.oracle import calls, reading
 from simulation.scenario import small_engine
-from simulation.trace import Trace
+from support.trace import Trace
 from simulation.world import RefusedError, World
 
 from support.log_model import Rec
