@@ -3,18 +3,19 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from topics_cluster import objects
 from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.log import Position, Tail
-from topics_cluster.objects import LogObject
+from topics_cluster.objects import DamagedObjectError, LogObject
 from topics_cluster.store import ShardStore
 from topics_net import background
 from topics_service.storage.store import StoreStalledError
 
 log = logging.getLogger("topics.cluster")
 
+T = TypeVar("T")
 Newest = Callable[[], Awaitable[Position | None]]
 """Returns the position of the newest checkpoint of the shard. Raises BucketError."""
 
@@ -27,6 +28,10 @@ _STALL_SECONDS: Final = 0.05
 
 class BehindCheckpointError(Exception):
     """The log below the newest checkpoint is gone, and the store does not reach to it: it has to be restored."""
+
+
+class MissingObjectError(DamagedObjectError):
+    """An object of the log that was there is not there any more."""
 
 
 async def no_checkpoint() -> Position | None:
@@ -75,7 +80,7 @@ class Follower:
     async def run(self) -> None:
         """Follow until cancelled: after each notice, and once a second without any. Waits where the bucket is away.
 
-        Raises BehindCheckpointError, StoreError and those of `Tail.read`: the store is of no use then.
+        Raises StoreError and the errors of `check` and `Tail.read`: the store is of no use then.
         """
         loop = asyncio.get_running_loop()
         checked = loop.time()
@@ -84,7 +89,7 @@ class Follower:
             try:
                 if await self.catch_up():
                     checked = loop.time()
-                elif loop.time() - checked > _CHECK_SECONDS:
+                elif self.behind or loop.time() - checked > _CHECK_SECONDS:
                     await self.check()
                     checked = loop.time()
             except BucketError as error:
@@ -124,30 +129,47 @@ class Follower:
             await asyncio.gather(*coming.values(), return_exceptions=True)
 
     async def check(self) -> None:
-        """Raise BehindCheckpointError if the end that was read is the beginning of a stretch that was deleted."""
-        newest = await self._newest()
-        if newest is None or newest.ticket <= self._store.ticket:
+        """Check that the end that was read is none of a stretch that was deleted.
+
+        Raises BehindCheckpointError if it is, and MissingObjectError if later objects were there and no checkpoint has
+        them.
+        """
+        name, noticed = objects.name(self.shard, self.tail.next), self._noticed
+        if await self._bucket.get(name) is not None:
             return
-        if await self._bucket.get(objects.name(self.shard, self.tail.next)) is None:
+        newest = await self._newest()
+        if newest is not None and newest.ticket > self._store.ticket:
+            if await self._bucket.get(name) is not None:  # the owner has come as far meanwhile
+                return
             raise BehindCheckpointError(
                 f"shard {self.shard}: the log begins at the checkpoint {newest.number}, "
                 f"the store ends at {self._store.position.number}"
             )
+        if noticed >= self.tail.next:
+            raise MissingObjectError(name, f"it is missing, objects up to {noticed} were there")
 
     async def _take(self, tail: Tail, data: bytes) -> None:
-        if len(data) <= _INLINE_BYTES:
-            found = tail.read(data)
-        else:
-            found = await asyncio.to_thread(tail.read, data)
+        is_large = len(data) > _INLINE_BYTES
+        found = await _to_the_end(tail.read, data) if is_large else tail.read(data)
         assert found is not None
         while True:
             try:
-                if len(data) <= _INLINE_BYTES:
-                    self._store.apply(found, tail.position)
+                if is_large:
+                    await _to_the_end(self._store.apply, found, tail.position)
                 else:
-                    await asyncio.to_thread(self._store.apply, found, tail.position)
+                    self._store.apply(found, tail.position)
                 break
             except StoreStalledError:
                 await asyncio.sleep(_STALL_SECONDS)
         self.last = found
         self.on_applied(found)
+
+
+async def _to_the_end(call: Callable[..., T], *args: object) -> T:
+    """Call something on a thread. A cancellation waits for it: a store that is applied to is used by nothing else."""
+    running = asyncio.ensure_future(asyncio.to_thread(call, *args))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise

@@ -200,6 +200,7 @@ class ShardStore(RocksStore):
                 else:
                     batch.delete_range(_FAMILIES[number], key, value)
         with self.writing:  # reads of several rows hold it too, so no longer than the write takes
+            assert found.header.number == self._position.number, "objects are applied once and in order"
             ticket = max(self.ticket, position.ticket)
             batch.put(Family.META, POSITION_KEY, position.pack() + ticket.to_bytes(8, "big"))
             super().write(batch)

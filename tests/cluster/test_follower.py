@@ -1,6 +1,7 @@
 """A follower: what it applies, how it finds out that there is more, and when it has to start over."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from support.shards import SHARD, Member, rows
 from topics_cluster import follower as follower_module
 from topics_cluster import objects
 from topics_cluster.bucket import BucketError
-from topics_cluster.follower import BehindCheckpointError, Follower
+from topics_cluster.follower import BehindCheckpointError, Follower, MissingObjectError
 from topics_cluster.log import OutOfOrderError, Position
 from topics_cluster.objects import DamagedObjectError, Kind, LogObject
 
@@ -208,6 +209,45 @@ async def test_a_stretch_that_was_deleted_is_no_end(bucket: CountingBucket, owne
     assert await follower.catch_up() == 0
     with pytest.raises(BehindCheckpointError, match=f"checkpoint {newest.number}"):
         await follower.check()
+
+
+async def test_an_object_that_is_missing_is_named(bucket: CountingBucket, owner: Member, standby: Member) -> None:
+    await write(owner, 5)
+    name = objects.name(SHARD, owner.store.position.number - 2)
+    bucket.drop(name)
+    follower = Follower(bucket, standby.store, SHARD)
+    assert await follower.catch_up() == 4
+    await follower.check()  # it may be under way
+    follower.notice(owner.store.position.number - 1)
+    with pytest.raises(MissingObjectError, match=f"{name} is damaged: it is missing"):
+        await asyncio.wait_for(follower.run(), 10)
+
+
+async def test_a_cancelled_follower_leaves_no_object_half_way(
+    bucket: CountingBucket, owner: Member, standby: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner.put(b"large", bytes(100_000))
+    await owner.sync()
+    apply, begun, proceed = standby.store.apply, threading.Event(), threading.Event()
+
+    def slow(found: LogObject, position: Position) -> None:
+        if found.batches:
+            begun.set()
+            assert proceed.wait(10)
+        apply(found, position)
+
+    monkeypatch.setattr(standby.store, "apply", slow)
+    following = asyncio.create_task(Follower(bucket, standby.store, SHARD).catch_up())
+    await asyncio.to_thread(begun.wait, 10)
+    following.cancel()
+    await asyncio.sleep(0.01)
+    assert not following.done()
+    proceed.set()
+    with pytest.raises(asyncio.CancelledError):
+        await following
+    assert standby.store.position == owner.store.position
+    monkeypatch.undo()
+    assert await Follower(bucket, standby.store, SHARD).catch_up() == 0
 
 
 async def test_it_checks_by_itself_when_nothing_comes(
