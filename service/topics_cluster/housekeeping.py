@@ -17,7 +17,7 @@ from topics_service.storage.store import StoreError
 log = logging.getLogger("topics.cluster")
 
 LEAST_BYTES: Final = 32 << 10
-"""An object of the log counts as so many bytes at least: a node that begins here needs a request for each."""
+"""An object of the log counts as at least this many bytes: a node that begins here needs a request for each."""
 
 _LOOK_SECONDS: Final = 60.0
 _OWNER_PATIENCE: Final = 2

@@ -37,7 +37,7 @@ async def probe(bucket: Bucket) -> None:
 
 
 async def race(bucket: Bucket, rounds: int) -> None:
-    """Let several create the same name at the same moment, so many times; of each race, one must win.
+    """Race several creates of the same name, `rounds` times; one of each race must win.
 
     Raises UnfitStoreError, BucketError.
     """

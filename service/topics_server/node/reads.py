@@ -59,7 +59,7 @@ class _LocalRows:
         if not request.epoch:
             await self._reach(self)
         if self.is_closed:
-            raise TopicsError(Reason.NOT_READY, "the node begins with the rows of the shard anew")
+            raise TopicsError(Reason.NOT_READY, "the node is replacing its rows of the shard")
         with self.store.writing:  # objects are applied on another thread
             return self._replica.bulk(request)
 
@@ -68,7 +68,7 @@ class FollowerReads:
     """Serves BulkDiff at a node that does not own the shard.
 
     A read asks the owner where the log ends, waits until the node has applied it up to there, and is served from the
-    local rows. What these can't answer goes on to the owner: a read that follows, a topic whose records are in memory
+    local rows. What these can't answer is passed on to the owner: a read that follows, a topic whose records are in memory
     only, expired records, rows that don't come in time. Belongs to the event loop.
     """
 
