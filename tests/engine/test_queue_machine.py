@@ -21,11 +21,11 @@ from simulation.oracle import calls, reading
 from simulation.oracle.queues import Claim
 from simulation.oracle.topics import TopicModel
 from simulation.scenario import small_engine
-from support.trace import Trace
 from simulation.world import RefusedError, World
 
 from support.log_model import Rec
 from support.queue_model import QueueModel
+from support.trace import Trace
 from topics_service.engine.model import TagMatch
 from topics_service.engine.queue.jobs import ListJobsRequest
 

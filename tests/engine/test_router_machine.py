@@ -17,10 +17,10 @@ from hypothesis.stateful import (
 )
 from simulation.oracle import calls, reading
 from simulation.scenario import small_engine
-from support.trace import Trace
 from simulation.world import RefusedError, World
 
 from support.log_model import Rec
+from support.trace import Trace
 from topics_service.engine.model import TagMatch
 from topics_service.engine.router.router import PutRouterRequest, RouterConfig
 

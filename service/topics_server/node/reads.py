@@ -68,8 +68,8 @@ class FollowerReads:
     """Serves BulkDiff at a node that does not own the shard.
 
     A read asks the owner where the log ends, waits until the node has applied it up to there, and is served from the
-    local rows. What these can't answer is passed on to the owner: a read that follows, a topic whose records are in memory
-    only, expired records, rows that don't come in time. Belongs to the event loop.
+    local rows. What these can't answer is passed on to the owner: a read that follows, a topic whose records are in
+    memory only, expired records, rows that don't come in time. Belongs to the event loop.
     """
 
     def __init__(
