@@ -144,7 +144,7 @@ def _pauses(cluster: Cluster, load: Load) -> list[Row]:
             owner = cluster.owner()
             to = next(node for node in cluster.nodes if node is not owner)
             moment = time.monotonic()
-            cluster.command("move", to.name)
+            cluster.command("move", to.name, "--server", owner.grpc_target)
             poll(lambda to=to: cluster.owner() is to, 30, f"handover {number}")
             load.wait_for_acks(10)
             moves.append(load.pause(moment))

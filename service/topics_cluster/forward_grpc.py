@@ -269,10 +269,10 @@ class _Channel:
         self.calls -= 1
 
     async def is_ready(self) -> bool:
-        """Wait a moment for the connection; return whether there is one."""
-        if self._channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
-            return True
-        with contextlib.suppress(TimeoutError):
+        """Wait a moment for the connection; return whether there is one. False for a channel that is closed."""
+        with contextlib.suppress(TimeoutError, grpc.aio.UsageError):
+            if self._channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
+                return True
             async with asyncio.timeout(_SLICE_SECONDS):
                 await self._channel.channel_ready()
                 return True

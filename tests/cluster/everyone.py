@@ -338,8 +338,10 @@ class SdkProducer(Actor):
                 self.sent += 1
 
     def _delivered(self, delivery: Delivery) -> None:
-        with contextlib.suppress(TopicsError):  # the producer raises it at its end
+        try:
             self.stored.append(delivery.result())
+        except TopicsError as error:
+            self.failure = error
 
     @property
     def done(self) -> int:

@@ -1,6 +1,7 @@
 """gRPC calls through a node that does not own the shard: bytes, metadata, deadlines, status and cancellation."""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -341,6 +342,21 @@ async def test_a_call_that_the_owner_did_not_answer_is_repeated_if_it_may_be(beh
             assert await write.code() is UNAVAILABLE
             assert await stream_call.code() is UNAVAILABLE
     assert sorted(behind.calls) == sorted((GET, BULK))
+
+
+async def test_a_call_that_waits_for_a_connection_goes_to_the_next_owner(behind: Behind) -> None:
+    """The node that it waits for is known to be lost meanwhile."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and says nothing
+        owners = [f"127.0.0.1:{silent.getsockname()[1]}", behind.addresses.grpc]
+        async with (
+            fronting(lambda: Addresses(http="", grpc=owners[0]), hold_seconds=10) as front,
+            opened(front) as channel,
+        ):
+            call = asyncio.ensure_future(channel.unary_unary(GET)(b"x"))
+            await until(lambda: owners[0] in front.grpc._channels)
+            lost = owners.pop(0)
+            await front.grpc.leave(lost)
+            assert await call == b"x"
 
 
 async def test_a_stream_that_has_begun_is_not_repeated(behind: Behind) -> None:
