@@ -22,6 +22,7 @@ from topics_client.models import Job
 from topics_client.worker.api import AsyncWorker, Backoff, Release, RetryLater, Worker
 from topics_client.worker.reasons import reason_of
 from topics_proto.v1.job_pb2 import JOB_STATE_DELAYED, JOB_STATE_IN_FLIGHT
+from topics_proto.v1.queue_service_pb2 import AckRequest, ExtendRequest, NackRequest
 from topics_proto.v1.topic_pb2 import DISCARD_POLICY_REJECT, TopicConfig
 from topics_proto.v1.topics_service_pb2 import PutTopicRequest
 
@@ -59,17 +60,15 @@ def test_each_job_is_handled_and_acked(connection: Connection) -> None:
 
 def test_every_call_about_jobs_is_fenced_by_their_leases(connection: Connection) -> None:
     make_queue(connection, "fenced", 4, lease_ms=1500)
-    queues, requests, leases = connection.queues, list[Any](), dict[int, str]()
+    unary: Any = connection.unary
+    requests, leases = list[Any](), dict[int, str]()
 
-    def recorded(method: Any) -> Any:
-        def call(request: Any, **options: Any) -> Any:
+    def recorded(method: Any, request: Any, **options: Any) -> Any:
+        if isinstance(request, AckRequest | NackRequest | ExtendRequest):
             requests.append(request)
-            return method(request, **options)
+        return unary(method, request, **options)
 
-        return call
-
-    for name in ("Ack", "Nack", "Extend"):
-        setattr(queues, name, recorded(getattr(queues, name)))
+    connection.unary = recorded  # type: ignore[method-assign]
 
     def handle(job: Job) -> None:
         leases[job.seq] = job.lease_id

@@ -142,7 +142,8 @@ def test_an_extend_of_before_a_break_proves_nothing_about_the_time_after() -> No
 
 
 def _lacks_stop_work(connection: Connection) -> None:
-    connection.queues.StopWork = connection._channel.unary_unary(  # type: ignore[method-assign]
+    routes: Any = connection._routes
+    connection.queues.StopWork = routes.unary_unary(  # type: ignore[method-assign]
         "/topics.v1.QueueService/NoSuchCall",
         request_serializer=StopWorkRequest.SerializeToString,
         response_deserializer=StopWorkResponse.FromString,

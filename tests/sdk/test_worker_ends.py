@@ -72,13 +72,14 @@ def test_stop_lets_what_runs_end_and_takes_nothing_new(connection: Connection) -
 
 def test_jobs_that_were_not_begun_count_no_delivery(connection: Connection) -> None:
     make_queue(connection, "unbegun", 5)
-    gate = threading.Event()
+    begun, gate = threading.Event(), threading.Event()
 
     def handle(job: Job) -> None:
+        begun.set()
         gate.wait(30)
 
     with running(connection, "unbegun", handle, concurrency=1, prefetch=4) as worker:
-        poll(lambda: worker.statistics().taken == 5)
+        poll(lambda: begun.is_set() and worker.statistics().taken == 5)
         worker.stop()
         poll(lambda: worker.statistics().running == 1)
         gate.set()
