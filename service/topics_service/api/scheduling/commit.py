@@ -45,6 +45,7 @@ class Commit(ABC):
         self._on_synced = on_synced
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
+        self._wanted = 0  # of a subclass that is asked only for what it was not asked for before
         self._published = 0
         self._failure: BaseException | None = None
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -72,7 +73,8 @@ class Commit(ABC):
         if self._failure is None:
             self._waiters.append((ticket, waiter))
             self._count_waiters()
-            self.want(ticket)
+            if ticket > self._wanted:
+                self.want(ticket)
         else:
             waiter.set_exception(_failed())
         if self.span is None:
@@ -134,7 +136,6 @@ class GroupCommit(Commit):
         self._sync = sync
         self._written = written
         self._condition = threading.Condition()
-        self._wanted = 0
         self._is_waking = False
         self._stopping = False
         self._durable = 0  # by the commit thread; published by the loop, a moment later
