@@ -295,6 +295,6 @@ def _entries(view: View) -> tuple[object, ...]:
 def _decoded(entry: Any, kind: type[T]) -> T | None:
     try:
         return msgspec.json.decode(entry.value, type=kind)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         _log.warning("the coordinator's entry %r can't be read: %s", entry.key, error)
         return None

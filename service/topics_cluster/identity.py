@@ -47,7 +47,7 @@ async def load(bucket: Bucket) -> Identity:
         raise IdentityError("there is no cluster: `topics cluster init` makes one")
     try:
         found = msgspec.json.decode(data, type=Identity)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise IdentityError(f"{NAME} is damaged: {error}") from None
     if found.format != FORMAT or found.shards != _SHARDS:
         raise IdentityError(

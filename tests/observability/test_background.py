@@ -29,6 +29,9 @@ OWN = {
     "service/topics_service/api/checkpoints.py": 1,
     "service/topics_service/api/grpc/append_stream.py": 1,
     "service/topics_server/interceptors.py": 1,
+    "service/topics_server/node/peers.py": 1,
+    "service/topics_cluster/forward_http.py": 1,
+    "service/topics_cluster/forward_websocket.py": 2,
     # Started by the server itself, or by a thread that has no request.
     "gateway_http/topics_gateway/transport/server.py": 1,
     "service/topics_service/api/scheduling/commit.py": 1,
@@ -36,6 +39,11 @@ OWN = {
     "service/topics_server/bulk_reader.py": 1,
     "service/topics_server/bulk_readers.py": 3,
     "service/topics_server/server.py": 1,
+    "service/topics_cluster/etcd.py": 2,
+    "service/topics_cluster/follower.py": 1,
+    "service/topics_cluster/memory.py": 1,
+    "service/topics_cluster/parallel.py": 1,
+    "service/topics_cluster/uploader.py": 3,
 }
 SIGNALS = 40
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from fuzz.target import Target
-from fuzz.targets import clients, operators, protocols, rows, sql, storage, tables
+from fuzz.targets import clients, cluster, operators, protocols, rows, sql, storage, tables
 
 TARGETS: Final[tuple[Target, ...]] = (
     *storage.TARGETS,
@@ -13,4 +13,5 @@ TARGETS: Final[tuple[Target, ...]] = (
     *protocols.TARGETS,
     *operators.TARGETS,
     *clients.TARGETS,
+    *cluster.TARGETS,
 )
