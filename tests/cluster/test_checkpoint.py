@@ -72,6 +72,9 @@ class Shard:
 
     def __init__(self, folder: Path, bucket: MemoryBucket) -> None:
         self.store = ShardStore(folder / "data")
+        if not self.store.position.epoch:
+            fence = Header(Kind.FENCE, SHARD, 1, self.store.position.number, 17, 0, bytes(16))
+            self.store.apply(LogObject(fence, []), Position(1, 17, 0))
         self.seconds = 0.0
         self.maker = Maker(bucket, SHARD, folder / "copies", "a", lambda: self.seconds)
 

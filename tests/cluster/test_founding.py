@@ -53,7 +53,7 @@ async def test_a_directory_becomes_checkpoint_number_one_and_stays(directory: Pa
 
 async def test_one_of_another_cluster_begins_a_log_anew(directory: Path, tmp_path: Path) -> None:
     store = ShardStore(directory)
-    header = Header(Kind.DATA, SHARD, 7, 40, 41, 99, bytes(16))
+    header = Header(Kind.DATA, SHARD, 7, 1, 2, 99, bytes(16))
     store.apply(LogObject(header, [Batch(99, [(Op.PUT, Family.ROWS, b"more", b"1")])]), Position(7, 41, 99))
     store.close()
     bucket = MemoryBucket()
@@ -90,7 +90,7 @@ def test_the_rows_of_a_single_server_are_in_no_log(tmp_path: Path) -> None:
     """A node with such a directory would lose them, or have what others lack."""
     store = ShardStore(tmp_path / "node")
     assert store.is_of_cluster
-    header = Header(Kind.DATA, SHARD, 1, 17, 18, 1, bytes(16))
+    header = Header(Kind.DATA, SHARD, 1, 1, 2, 1, bytes(16))
     store.apply(LogObject(header, [Batch(1, [(Op.PUT, Family.TOPICS, b"t", b"1")])]), Position(1, 18, 1))
     assert store.is_of_cluster
     store.close()
