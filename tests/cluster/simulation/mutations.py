@@ -108,7 +108,7 @@ MUTATIONS: dict[str, tuple[Planted, int]] = {
     "only a checkpoint above the fence counts": (
         lambda: patch.object(takeover, "_check_checkpoint", _above_the_fence), 1,
     ),
-    "fences collected": (lambda: patch.object(collect, "is_outdated", _any_goes), 40),
+    "fences collected": (lambda: patch.object(collect, "is_outdated", _any_goes), 195),
     "a fence that resumes at the next number": (lambda: patch.object(Tail, "fence", _fence_of_one), 1),
     "acknowledged out of order": (lambda: patch.object(Appender, "created", _out_of_order), 1),
     "acknowledged before the answer": (lambda: patch.object(Uploader, "_make", _unanswered), 1),
