@@ -8,7 +8,7 @@ from typing import Final
 from topics_cluster.coordinator import Coordinator, CoordinatorError
 from topics_server.node.peers import Followers
 from topics_server.node.place import Place
-from topics_server.node.replica import Views
+from topics_server.node.views import Views
 from topics_service.api.cluster import ClusterState, FollowerState, NodeState, ShardState
 from topics_service.api.metrics.collector import NodeMetrics
 from topics_service.api.observers import Observers

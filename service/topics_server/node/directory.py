@@ -20,8 +20,8 @@ from topics_service.storage.store import StoreError
 log: Final = logging.getLogger("topics.cluster")
 
 
-class LocalDirectory:
-    """Implements Directory in the server's data directory."""
+class Directory:
+    """The replica's directory: the data directory of the server."""
 
     def __init__(self, resources: Resources, bucket: Bucket, shard: int, node: str) -> None:
         self._settings = resources.settings
@@ -32,7 +32,8 @@ class LocalDirectory:
         self._housekeeping: asyncio.Task[None] | None = None
 
     async def open(self) -> ShardStore:
-        """See Directory."""
+        """Open it, if its rows are a part of the log; else begin with the newest checkpoint. Raises BucketError,
+        StoreError."""
         store = await self._restored()
         if not await self._is_part_of_log(store):
             log.warning("the local directory has writes that are not in the log: the newest checkpoint takes its place")
@@ -42,11 +43,11 @@ class LocalDirectory:
         return store
 
     async def newest(self) -> Position | None:
-        """See Directory."""
+        """The position of the newest checkpoint, see `follower.Newest`."""
         return await newest_position(self._bucket, self._shard)
 
     async def close(self, store: ShardStore) -> None:
-        """See Directory."""
+        """Close the store and keep the directory."""
         await self._end_housekeeping()
         try:
             await asyncio.to_thread(store.close)
@@ -54,7 +55,7 @@ class LocalDirectory:
             log.warning("the next start replays the write-ahead log: %s", error)
 
     async def discard(self, store: ShardStore) -> None:
-        """See Directory."""
+        """Close the store and remove the directory."""
         await self._end_housekeeping()
         await asyncio.to_thread(self._discard, store)
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -12,7 +12,7 @@ from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.checkpoint import CheckpointError
 from topics_cluster.coordinator import Coordinator, CoordinatorError, Node, Owner, Session, View, boottime
 from topics_cluster.follower import BehindCheckpointError, Follower
-from topics_cluster.log import OutOfOrderError, Position
+from topics_cluster.log import OutOfOrderError
 from topics_cluster.objects import DamagedObjectError, LaterFormatError
 from topics_cluster.store import ShardStore
 from topics_cluster.takeover import (
@@ -25,11 +25,14 @@ from topics_cluster.takeover import (
     take_over,
 )
 from topics_net import background
+from topics_server.node.directory import Directory
+from topics_server.node.doors import KafkaDoor
 from topics_server.node.gate import LostShardError
 from topics_server.node.peers import Followers, Notice, Peers, Standing, is_refused
 from topics_server.node.place import Place
 from topics_server.node.reads import FollowerReads
 from topics_server.node.term import Term
+from topics_server.node.views import Views
 from topics_service.engine.errors import TopicsError
 from topics_service.statistics import NodeStatistics
 from topics_service.storage.store import StoreError
@@ -45,65 +48,6 @@ _SUCCESSOR_SECONDS: Final = 5.0
 
 _UNUSABLE: Final = (BehindCheckpointError, StoreAheadError, StoreError, TopicsError, OSError)
 _DAMAGED: Final = (DamagedObjectError, LaterFormatError, BrokenLogError, CheckpointError)
-
-
-class Directory(Protocol):
-    """The directory of the replica on this node's disk."""
-
-    async def open(self) -> ShardStore:
-        """Open it, if its rows are a part of the log; else begin with the newest checkpoint. Raises BucketError,
-        StoreError."""
-        ...
-
-    async def newest(self) -> Position | None:
-        """The position of the newest checkpoint, see `follower.Newest`."""
-        ...
-
-    async def close(self, store: ShardStore) -> None:
-        """Close the store and keep the directory."""
-        ...
-
-    async def discard(self, store: ShardStore) -> None:
-        """Close the store and remove the directory."""
-        ...
-
-
-class KafkaPort(Protocol):
-    """The Kafka port of the node."""
-
-    async def serve(self, term: Term) -> None:
-        """Serve it here."""
-        ...
-
-    async def pass_on(self) -> None:
-        """Pass connections on."""
-        ...
-
-
-class Views:
-    """The newest view that the coordinator has sent to this node."""
-
-    def __init__(self) -> None:
-        self.view = View(revision=0, nodes={}, owners={}, wanted={})
-        self._changed = asyncio.Event()
-
-    async def follow(self, coordinator: Coordinator, heard: Callable[[], None]) -> None:
-        """Follow the coordinator until cancelled; call `heard` after each change."""
-        while True:
-            try:
-                async for view in coordinator.watch():
-                    self.view = view
-                    self._changed.set()
-                    self._changed = asyncio.Event()
-                    heard()
-            except CoordinatorError as error:
-                log.warning("can't follow etcd, trying again: %s", error)
-            await asyncio.sleep(_RETRY_SECONDS)
-
-    async def until(self, condition: Callable[[View], object]) -> None:
-        """Return once the condition holds."""
-        while not condition(self.view):
-            await self._changed.wait()
 
 
 class Replica:
@@ -123,7 +67,7 @@ class Replica:
         followers: Followers,
         place: Place,
         reads: FollowerReads,
-        kafka: KafkaPort,
+        kafka: KafkaDoor,
         make_term: Callable[[ShardStore, Ownership], Term],
         set_serving: Callable[[bool], None],
         leave: Callable[[Owner], Awaitable[None]],

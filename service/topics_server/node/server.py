@@ -31,15 +31,16 @@ from topics_net import background
 from topics_server.errors import StartError
 from topics_server.listeners import announce, announce_kafka, gateway_settings, grpc_port, http_server, start_grpc
 from topics_server.node.admin import NodeAdmin, NodeProbes
-from topics_server.node.directory import LocalDirectory
+from topics_server.node.directory import Directory
 from topics_server.node.doors import GrpcDoor, HttpDoor, KafkaDoor
 from topics_server.node.gate import LostShardError
 from topics_server.node.links import PeerTls, read_secrets
 from topics_server.node.peers import STANDPOINT, Followers, PeerHandlers, Peers, Standpoint, is_refused, read_standpoint
 from topics_server.node.place import Place
 from topics_server.node.reads import FollowerReads, reader_addresses
-from topics_server.node.replica import Replica, Views
+from topics_server.node.replica import Replica
 from topics_server.node.term import Term
+from topics_server.node.views import Views
 from topics_server.ports import bracketed
 from topics_server.reload import Readers, Reload, SighupHandler
 from topics_server.resources import Resources
@@ -305,19 +306,21 @@ class _Running:
             version=__version__,
         )
         is_checked = False
+        session: Session | None = None
         while self._session is None:
             try:
                 if not is_checked:
                     await self._check_store()
                     is_checked = True
                 await self._check_name(me)
-                session = await self._coordinator.session(settings.cluster_lease_seconds)
+                session = session or await self._coordinator.session(settings.cluster_lease_seconds)
                 await session.register(me)
                 self._session = session
             except (BucketError, CoordinatorError) as error:
                 log.warning("can't join the cluster, trying again: %s", error)
                 if await _is_set_within(stop, _RETRY_SECONDS):
                     return
+        assert session is not None, "it was registered"
         self._replica = replica = Replica(
             _SHARD,
             me,
@@ -325,7 +328,7 @@ class _Running:
             coordinator=self._coordinator,
             session=session,
             views=self._views,
-            directory=LocalDirectory(self._resources, self._bucket, _SHARD, me.name),
+            directory=Directory(self._resources, self._bucket, _SHARD, me.name),
             peers=Peers(self._signer, me.name, self._tls.credentials),
             followers=self._followers,
             place=self._place,
