@@ -5,6 +5,7 @@ server names none, so there is one route.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import Lock
@@ -23,7 +24,7 @@ _MAX_LEFT: Final = 2
 _FAILED: Final = frozenset((grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED))
 
 
-class Link:
+class Link(ABC):
     """A channel to one address, of threads or of asyncio."""
 
     def __init__(self, address: Address, channel: Any) -> None:
@@ -34,9 +35,9 @@ class Link:
         self._is_closed = False
         self._lock = Lock()
 
+    @abstractmethod
     def is_ready(self) -> bool:
         """Return whether it is connected; it connects if it is not."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Close it; calls on it end."""
@@ -44,8 +45,8 @@ class Link:
             self._is_closed = True
             self._close()
 
-    def _close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _close(self) -> None: ...
 
     def bind(self, method: "RoutedMethod") -> Any:
         """The method on this channel. Raises ValueError if it is closed and the method is a new one."""
