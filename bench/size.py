@@ -34,7 +34,7 @@ _SPARE_BYTES = 10 << 30
 """Of the disk, which stay free."""
 _MARKS_GB = (1, 2, 4, 8, 12, 16, 20, 30, 40, 50)
 _BEFORE_GB, _REDIS_GB = 20, 8
-"""How far the older version goes, and a log that is in memory."""
+"""Limits of the older version, and of a log that is in memory."""
 _PLOT = PAGE.with_name("benchmarks-size.svg")
 
 
@@ -44,7 +44,7 @@ class _System:
     start: Callable[[Path], AbstractContextManager[Log]]
     most_gb: float
     note: Callable[[Path], str] = lambda _: ""
-    """What it says itself, as found in its directory."""
+    """The statistics of the system itself, as found in its directory."""
 
 
 @dataclass(frozen=True)

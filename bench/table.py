@@ -42,7 +42,7 @@ def write(rows: list[Row]) -> None:
 
 
 def where() -> str:
-    """When and on what machine these figures were measured."""
+    """The date of these figures, and the machine that they were measured on."""
     load = os.getloadavg()[0]
     return (
         f"Measured on {datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores shared by server, load generator and peer "

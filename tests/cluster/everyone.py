@@ -264,7 +264,7 @@ class Watcher(HttpActor):
                 event = {}
 
     def _take(self, kind: str, data: dict[str, Any]) -> bool:
-        """Whether the stream continues behind this event."""
+        """Return whether the stream continues behind this event."""
         if kind == "error":
             return bool(data["code"] == 429)
         assert kind in ("record", "caught-up"), f"{kind}: {data}"

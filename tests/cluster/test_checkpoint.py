@@ -247,7 +247,7 @@ async def test_transfers_are_bounded(shard: Shard, bucket: Failing, tmp_path: Pa
 async def test_a_long_pass_is_followed_by_another(
     shard: Shard, bucket: Failing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the two newest checkpoints had when a long pass began may have been removed when it ends."""
+    """Files of the two newest checkpoints of the beginning of a long pass may be gone at its end."""
     shard.write(30)
     first = await shard.make()
     put_file, listings = MemoryBucket.put_file, 0

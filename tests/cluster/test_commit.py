@@ -9,6 +9,7 @@ import pytest
 
 from support.held_bucket import HeldBucket
 from support.shards import SHARD, Member
+from support.waiting import until
 from topics_cluster.commit import LogCommit
 from topics_cluster.takeover import hand_over, new_nonce
 from topics_cluster.uploader import FencedError
@@ -94,8 +95,7 @@ async def test_a_write_is_visible_and_answered_once_the_object_is_there(bucket: 
     bucket.fate = lambda _name: "held"
     ticket = owner.append("t", b"1")
     waiting = asyncio.create_task(owner.commit.wait(ticket))
-    while len(bucket.tried) == before:
-        await asyncio.sleep(0)
+    await until(lambda: len(bucket.tried) > before)
     assert (waiting.done(), owner.commit.covers(ticket), owner.read("t")) == (False, False, [])
     assert owner.commit.statistics.waiting == 1
     bucket.fate = lambda _name: "made"
@@ -128,8 +128,7 @@ async def test_writes_of_other_classes_are_shipped_without_being_asked_for(
     assert owner.append("t", b"1") == 0, "answered at once"
     assert owner.read("t") == [b"ceiling", b"1"]
     position = owner.member.store.position
-    while owner.member.store.position == position:
-        await asyncio.sleep(0)
+    await until(lambda: owner.member.store.position != position)
     owner.member.kill()
     await standby.own()
     assert standby.read("t") == [b"ceiling", b"1"]
@@ -138,9 +137,7 @@ async def test_writes_of_other_classes_are_shipped_without_being_asked_for(
 async def test_writes_of_another_thread_are_shipped_too(nodes: list[Node]) -> None:
     member = nodes[0].member
     await asyncio.to_thread(member.put, b"key", b"value")
-    async with asyncio.timeout(10):
-        while member.store.is_ahead:
-            await asyncio.sleep(0)
+    await until(lambda: not member.store.is_ahead)
 
 
 async def test_maintenance_does_not_acknowledge_too_much(bucket: HeldBucket, nodes: list[Node]) -> None:
@@ -186,8 +183,7 @@ async def test_a_commit_that_comes_too_late_fails_too(bucket: HeldBucket, nodes:
     owner.append("t", b"1")
     uploader = owner.member.uploader
     assert uploader is not None
-    while uploader.failure is None:
-        await asyncio.sleep(0)
+    await until(lambda: uploader.failure is not None)
     late = LogCommit.for_engine(owner.engine, owner.member.store, owner.lost.append)
     with pytest.raises(TopicsError):
         await late.wait(1)

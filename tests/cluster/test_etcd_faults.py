@@ -12,6 +12,7 @@ import pytest
 import requests
 from cluster.entries import ONE, TWO, owner, until
 
+from support import waiting
 from support.etcd import Etcd
 from support.rough_proxy import RoughProxy
 from support.tls_proxy import certificate
@@ -45,16 +46,12 @@ def own_etcd(tmp_path: Path) -> Any:
 
 async def passed(session: Session, *, within: float = 10.0) -> None:
     """Wait until the session's lease is not known to hold."""
-    async with asyncio.timeout(within):
-        while session.valid_until > boottime():
-            await asyncio.sleep(0.02)
+    await waiting.until(lambda: session.valid_until <= boottime(), within)
 
 
 async def holds(session: Session) -> None:
     """Wait until the session's lease holds."""
-    async with asyncio.timeout(20):
-        while session.valid_until <= boottime():
-            await asyncio.sleep(0.02)
+    await waiting.until(lambda: session.valid_until > boottime())
 
 
 def nobody(view: View) -> bool:

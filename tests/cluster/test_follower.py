@@ -9,6 +9,7 @@ import pytest
 
 from support.held_bucket import HeldBucket
 from support.shards import SHARD, Member, rows
+from support.waiting import until
 from topics_cluster import follower as follower_module
 from topics_cluster import objects
 from topics_cluster.bucket import BucketError
@@ -110,19 +111,14 @@ async def test_it_follows_notices_and_looks_by_itself(
     follower = Follower(bucket, standby.store, SHARD)
     running = asyncio.create_task(follower.run())
     try:
-        async with asyncio.timeout(10):
-            while standby.store.position.epoch == 0:
-                await asyncio.sleep(0.001)
-            await write(owner, 1)
-            follower.notice(owner.store.position.number - 1)
-            while standby.store.position != owner.store.position:
-                await asyncio.sleep(0.001)
+        await until(lambda: standby.store.position.epoch > 0)
+        await write(owner, 1)
+        follower.notice(owner.store.position.number - 1)
+        await until(lambda: standby.store.position == owner.store.position)
         monkeypatch.setattr(follower_module, "_POLL_SECONDS", 0.01)
         follower._notice.set()
         await write(owner, 1)
-        async with asyncio.timeout(10):
-            while standby.store.position != owner.store.position:
-                await asyncio.sleep(0.001)
+        await until(lambda: standby.store.position == owner.store.position)
     finally:
         running.cancel()
 
@@ -140,9 +136,7 @@ async def test_it_waits_where_the_bucket_is_away(
     await asyncio.sleep(0.03)
     assert not running.done()
     bucket.away = False
-    async with asyncio.timeout(10):
-        while standby.store.position != owner.store.position:
-            await asyncio.sleep(0.001)
+    await until(lambda: standby.store.position == owner.store.position)
     running.cancel()
 
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from support.forwarded import Front, Owner, fronting, never, owning
-from support.grpc_on_engine import until
+from support.waiting import until
 from topics_cluster.calls import find_call
 from topics_cluster.coordinator import Addresses
 from topics_cluster.forward_grpc import OWNER
@@ -374,7 +374,7 @@ async def test_a_stream_that_has_begun_is_not_repeated(behind: Behind) -> None:
 
 
 async def test_unavailable_by_word_of_the_owner_is_not_repeated() -> None:
-    """What an owner answers is the answer: it is for the client to come again."""
+    """The owner's answer is the answer: repeating the call is up to the client."""
     async with serving() as behind:
 
         async def refuse(request: Any, context: Any) -> bytes:

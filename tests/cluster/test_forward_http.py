@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from support.forwarded import Front, bound, fronting, never, owning
-from support.grpc_on_engine import until
+from support.waiting import until
 from topics_cluster.coordinator import Addresses
 from topics_cluster.trust import HEADER_BYTES
 from topics_gateway.transport import HttpServer
@@ -30,7 +30,7 @@ class Recorder:
 
     @property
     def addresses(self) -> Addresses:
-        """Where it listens."""
+        """The address that it listens on."""
         return Addresses(http=f"127.0.0.1:{self.server.port}", grpc="")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -91,7 +91,7 @@ async def client(front: Front) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def exchange(port: int, text: bytes, *, until_close: bool = True) -> bytes:
-    """What a connection to loopback answers to these bytes."""
+    """Send these bytes on a connection to loopback and return the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(text)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.forwarded import bound, never
-from support.grpc_on_engine import until
+from support.waiting import until
 from topics_cluster.coordinator import Addresses
 from topics_cluster.forward_kafka import Splice, node_id
 
@@ -166,7 +166,7 @@ async def test_connections_are_bounded() -> None:
 
 
 async def test_a_stop_ends_connections_and_leaves_the_port_to_another() -> None:
-    """What accepts from the socket changes with the role; the clients in between wait in the kernel."""
+    """Clients that come while the role changes wait in the kernel until the next server accepts from the socket."""
     sock = bound()
     async with echoing() as echo:
         async with spliced(lambda: at(echo.address), sock.dup()) as port:

@@ -10,7 +10,7 @@ import websockets
 from websockets.asyncio.client import ClientConnection
 
 from support.forwarded import Front, Owner, bound, fronting, never, owning
-from support.grpc_on_engine import until
+from support.waiting import until
 from topics_cluster.coordinator import Addresses
 from topics_gateway.transport import HttpServer, Limits
 from topics_service.api.access.auth import parse_keys
@@ -27,7 +27,7 @@ class Behind:
 
     @property
     def addresses(self) -> Addresses:
-        """Where it listens."""
+        """The address that it listens on."""
         return Addresses(http=f"127.0.0.1:{self.server.port}", grpc="")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 import websockets
 
 from support.forwarded import SECRET, Owner, owning
-from support.grpc_on_engine import until
+from support.waiting import until
 from topics_cluster.trust import HEADER, Origin, Secret, Signer
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceStub

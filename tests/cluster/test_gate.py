@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support.waiting import until
 from topics_cluster import objects
 from topics_cluster.bucket import BucketError
 from topics_cluster.memory import MemoryBucket
@@ -78,13 +79,11 @@ async def test_a_call_shares_only_looks_that_begin_after_it(parts: Parts, monkey
 
     monkeypatch.setattr(parts.bucket, "get", get)
     first = asyncio.create_task(parts.gate.look())
-    while asked == 0:
-        await asyncio.sleep(0)
+    await until(lambda: asked == 1)
     later = [asyncio.create_task(parts.gate.look()) for _ in range(3)]
     answers[0].set()
     await first
-    while asked == 1:
-        await asyncio.sleep(0)
+    await until(lambda: asked == 2)
     assert not any(task.done() for task in later)
     answers[1].set()
     await asyncio.gather(*later)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from support.tls_proxy import certificate
+from support.waiting import until
 from topics_cluster import identity, objects
 from topics_cluster.checkpoint import Maker
 from topics_cluster.memory import MemoryBucket, MemoryCoordinator, MemoryEntries
@@ -29,7 +30,7 @@ SECRET = "0123456789abcdef" * 4
 
 
 class World:
-    """What the nodes share, and the nodes."""
+    """The nodes, with the store and the coordinator that they share."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,12 +68,6 @@ async def world(tmp_path: Path) -> World:
 async def client(node: NodeServer) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http_port}", timeout=20) as made:
         yield made
-
-
-async def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def append(http: httpx.AsyncClient, text: str) -> int:

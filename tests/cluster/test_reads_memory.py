@@ -7,10 +7,11 @@ from typing import Any
 
 import grpc
 import pytest
-from cluster.test_node_memory import World, until
+from cluster.test_node_memory import World
 from security.callers import basic
 
 from support.bulk import check_whole
+from support.waiting import until
 from topics_cluster import identity
 from topics_cluster.bucket import BucketError
 from topics_proto.v1 import admin_service_pb2 as admin_pb

@@ -101,7 +101,7 @@ async def test_a_killed_owner_whose_write_met_a_fence_may_not(cluster: Cluster) 
 
 
 async def test_a_directory_that_the_log_has_left_behind_may_not(cluster: Cluster) -> None:
-    """What is behind it was collected, and a checkpoint has it."""
+    """The log behind it was collected, and is in a checkpoint."""
     again = await cluster.killed(made=False)
     for name in list(cluster.bucket._objects):
         await cluster.bucket.delete([name])

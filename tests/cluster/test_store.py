@@ -11,7 +11,7 @@ import pytest
 
 from support.held_bucket import HeldBucket
 from support.shards import SHARD, Member, rows
-from support.waiting import poll
+from support.waiting import poll, until
 from topics_cluster import objects
 from topics_cluster import store as store_module
 from topics_cluster.follower import Follower
@@ -184,8 +184,7 @@ async def test_sync_ends_with_the_acknowledgement(bucket: HeldBucket, owner: Mem
     bucket.fate = lambda _name: "held"
     owner.put(b"key", b"value")
     waiting = asyncio.create_task(owner.sync())
-    while not [name for name in bucket.tried if name.endswith("17")]:
-        await asyncio.sleep(0.001)
+    await until(lambda: any(name.endswith("17") for name in bucket.tried))
     assert not waiting.done()
     bucket.fate = lambda _name: "made"
     await waiting

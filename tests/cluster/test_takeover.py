@@ -10,6 +10,7 @@ import pytest
 
 from support.held_bucket import Fate, HeldBucket
 from support.shards import SHARD, Member, rows
+from support.waiting import until
 from topics_cluster import objects
 from topics_cluster.bucket import ObjectEntry
 from topics_cluster.follower import BehindCheckpointError, Newest
@@ -117,8 +118,7 @@ async def test_an_owner_that_restarts_reads_what_landed_after_it_ended(cluster: 
     former = await cluster.owner(2)
     cluster.bucket.fate = lambda _name: "lost"
     former.put(b"lost", b"answer")
-    while len(cluster.names()) < 4:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(cluster.names()) >= 4)
     former.kill()
     cluster.bucket.fate = lambda _name: "made"
     again = cluster.member("a")
@@ -230,8 +230,7 @@ async def test_what_the_former_owner_had_under_way_is_never_read(cluster: Cluste
     cluster.bucket.fate = lambda name: "held" if name >= objects.name(SHARD, first) else "made"
     former.put(b"a", b"under way")
     for number in range(4):
-        while len(set(cluster.bucket.tried)) < 3 + number:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(set(cluster.bucket.tried)) >= 3 + number)  # noqa: B023  # awaited here
         former.put(b"b%d" % number, bytes(EARLY_BYTES))
     held = {objects.name(SHARD, first + number) for number in range(4)}
     assert set(cluster.bucket.tried[-4:]) == held, "as many as the window"
@@ -242,8 +241,7 @@ async def test_what_the_former_owner_had_under_way_is_never_read(cluster: Cluste
 
     cluster.bucket.fate = hold_oldest
     successor = cluster.member("b")
-    while len(cluster.names()) < 2 + 3:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(cluster.names()) >= 2 + 3)
     ownership = await successor.own()
     assert ownership.position == Position(2, first + MAX_WINDOW, 1)
     cluster.bucket.fate = lambda _name: "made"

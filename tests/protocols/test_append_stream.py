@@ -11,7 +11,8 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from support.grpc_on_engine import GrpcService, column, open_service, until
+from support.grpc_on_engine import GrpcService, column, open_service
+from support.waiting import until
 from topics_proto.v1 import errors_pb2, record_pb2, topic_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.access.auth import parse_keys

@@ -14,9 +14,10 @@ from grpc_status import rpc_status
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.grpc_on_engine import GrpcService, column, open_service, rows, until
+from support.grpc_on_engine import GrpcService, column, open_service, rows
 from support.http import Api
 from support.server import ServerProcess
+from support.waiting import until
 from topics_proto.v1 import record_pb2, topic_pb2, topics_service_pb2_grpc
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.grpc.bulk_diff import bulk_frame, bulk_request

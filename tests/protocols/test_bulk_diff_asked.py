@@ -11,7 +11,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from support.arrow import arrow_rows
-from support.grpc_on_engine import GrpcService, open_service, rows, until
+from support.grpc_on_engine import GrpcService, open_service, rows
+from support.waiting import until
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc, record_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.grpc.server import GrpcServer

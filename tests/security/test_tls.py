@@ -199,7 +199,7 @@ def test_connections_in_a_handshake_count(tmp_path: Path) -> None:
 
 
 def is_closed(wire: socket.socket) -> bool:
-    """Whether the server has closed it, or does in 20 s."""
+    """Return whether the server has closed it, or does in 20 s."""
     wire.settimeout(20)
     try:
         return wire.recv(1) == b""

@@ -1,4 +1,4 @@
-"""What a record costs while a log grows, of any system: rate, times of calls, CPU, bytes written, space, memory.
+"""The cost of a record while a log grows, of any system: rate, times of calls, CPU, bytes written, space, memory.
 
 Each writer is a process of its own with one batch in flight. Its records are random text, so that nothing compresses
 them. Another client reads pages at random places meanwhile.

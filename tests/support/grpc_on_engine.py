@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from support.waiting import until
 from topics_proto.v1 import record_pb2, topics_service_pb2_grpc
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.access.authorizer import Authorizer
@@ -70,13 +71,6 @@ async def open_service(
         await asyncio.to_thread(service.commit.stop)
         store.close()
     await until(lambda: not {task for task in asyncio.all_tasks() - before if "topics_service" in repr(task)})
-
-
-async def until(condition: Callable[[], object], seconds: float = 10) -> None:
-    """Give the loop turns until the condition holds."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def column(*values: bytes | None) -> record_pb2.Column:

@@ -1,5 +1,6 @@
 """Waiting for a condition, with a deadline."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -20,3 +21,10 @@ def poll(condition: Callable[[], T], seconds: float = 20.0, what: str = "", *, p
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {what or condition} (last: {value!r})")
         time.sleep(pause)
+
+
+async def until(condition: Callable[[], object], seconds: float = 20.0, *, pause: float = 0.001) -> None:
+    """Give the loop turns until the condition holds; TimeoutError after `seconds`."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(pause)

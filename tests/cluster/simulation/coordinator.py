@@ -40,7 +40,7 @@ class Coordinator:
         return self._clock() * self._drift
 
     def is_claimed(self) -> bool:
-        """Whether the lease of the claim holds."""
+        """Return whether the lease of the claim holds."""
         return self.claim is not None and self.claim[0].lease == self.claim[1] and self.now < self.claim[0].ends
 
 
@@ -90,7 +90,7 @@ class Session:
         return True
 
     async def keeps(self) -> bool:
-        """Whether the claim has been ours ever since it was made."""
+        """Return whether the claim has been ours ever since it was made."""
         return await self._reach() and self._claimed == self.lease and self._coordinator.claim == (self, self.lease)
 
     def give_up(self) -> None:

@@ -1,4 +1,4 @@
-"""What the lives of a CI run must have met, and how often at least: less than half of what they do meet."""
+"""Events that the lives of a CI run must meet, with their least number: less than half of what they do meet."""
 
 REQUIRED = {
     "a checkpoint": 110,

@@ -34,7 +34,7 @@ STORMY = Weather(lost=0.05, unanswered=0.1, late=0.1, twice=0.1, conflict=0.05, 
 
 @dataclass
 class Failure:
-    """Where a life went wrong."""
+    """The fault that ended a life."""
 
     seed: int
     step: int
@@ -61,7 +61,7 @@ class Life:
         self.weather = self.dice.choice((CALM, ROUGH, ROUGH, STORMY))
         self.is_busy = True
         self.is_leased = self.dice.random() < 0.5
-        """Whether nobody takes over before a lease ends."""
+        """Return whether no node takes over before a lease ends."""
         self.pauses = self.dice.choice(((0.001, 0.05, 0.2), (0.3, 2.0)))
         """Between two writes of clients, in seconds."""
         self.nodes = [Node(self, name, Random(f"{seed} {name}")) for name in "abcd"[: self.dice.randint(2, 4)]]

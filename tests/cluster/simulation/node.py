@@ -96,7 +96,7 @@ class Node:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether its process does not run."""
+        """Return whether its process does not run."""
         return not self._runs.is_set()
 
     async def awake(self) -> None:
@@ -191,7 +191,7 @@ class Node:
         return await checkpoint.newest_position(self.bucket, SHARD)
 
     async def _doubt(self, error: OutOfOrderError) -> None:
-        """What is out of order is a stretch that was deleted, or a directory that is none of the log; else damage."""
+        """Tell a stretch that was deleted, and a directory that is none of the log, from damage."""
         while True:
             try:
                 newest = await self._newest_number()
@@ -351,7 +351,7 @@ class Owner:
             await self._node.pause(0.25)
 
     async def _write(self) -> None:
-        """What clients write."""
+        """Write as clients do."""
         node = self._node
         while not self._lost.is_set():
             for _ in range(node.dice.choice((1, 1, 1, 2, 5))):

@@ -17,7 +17,7 @@ TIMEOUT = 1.0
 
 @dataclass(frozen=True)
 class Weather:
-    """How likely each fault is, for a life. Seconds of virtual time."""
+    """The probability of each fault, for a life. Times are seconds of virtual time."""
 
     lost: float = 0.0
     """A request never arrives."""
@@ -30,7 +30,7 @@ class Weather:
     conflict: float = 0.0
     """A create is refused although nothing is there."""
     latest: float = 30.0
-    """How late is late, at most."""
+    """The longest delay of a late request."""
     slow: float = 0.0
     """Its answer takes almost the whole time that a caller waits."""
 
@@ -64,7 +64,7 @@ class ObjectStore:
         return None if found is None else found[0]
 
     def list(self, prefix: str, after: str) -> dict[str, ObjectEntry]:
-        """What is there now."""
+        """The objects that are there now."""
         names = [name for name in self.objects if name.startswith(prefix) and name > after]
         return {name: ObjectEntry(name, len(self.objects[name][0]), self.objects[name][1]) for name in names}
 
@@ -122,11 +122,14 @@ class NodeBucket:
 
     async def put_file(self, name: str, source: Path) -> None:
         """See Bucket."""
-        raise NotImplementedError
+        await self.put(name, source.read_bytes())  # noqa: ASYNC240  # a simulation has one thread
 
     async def get_file(self, name: str, target: Path) -> bool:
         """See Bucket."""
-        raise NotImplementedError
+        content = await self.get(name)
+        if content is not None:
+            target.write_bytes(content)  # noqa: ASYNC240
+        return content is not None
 
     async def put(self, name: str, data: bytes) -> None:
         """Put, as `put_file` does."""

@@ -1,4 +1,4 @@
-"""What the log is, as everybody must read it, and what was promised of it."""
+"""The log as every reader must read it, and the promises that were made of it."""
 
 from typing import NamedTuple
 

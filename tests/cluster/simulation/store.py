@@ -47,7 +47,7 @@ class Disk:
 
 
 class ModelStore:
-    """What a ShardStore is to a Follower, to `take_over` and to an owner."""
+    """The part of a ShardStore that a Follower, `take_over` and an owner use."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
