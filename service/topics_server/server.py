@@ -7,8 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final
 
 import uvloop
 
@@ -19,9 +18,10 @@ from topics_server.listeners import Listeners
 from topics_server.notices import Shutdown, log_stopped
 from topics_server.reload import Readers, Reload, SighupHandler, is_useful
 from topics_server.resources import Resources
+from topics_server.serving import Serving
 from topics_server.settings import Settings
 from topics_service.api.topics import TopicsApi
-from topics_service.engine.clock import Clock, SystemClock
+from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.storage.rocks import RocksStore
@@ -55,13 +55,13 @@ def run(settings: Settings, warnings: Sequence[str] = ()) -> None:
         server.close()
 
 
-def _node(settings: Settings, hangups: SighupHandler | None) -> "Serving":
+def _node(settings: Settings, hangups: SighupHandler | None) -> Serving:
     from topics_server.node.server import NodeServer, connect  # and all that only a cluster needs
 
     return NodeServer(settings, connect=connect, hangups=hangups)
 
 
-async def _serve_until_signal(server: "Serving") -> None:
+async def _serve_until_signal(server: Serving) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, server.stop)
     try:
@@ -83,18 +83,7 @@ def _tune_collector() -> None:
     gc.enable()
 
 
-class Serving(Protocol):
-    """The life of a server, in the order of the methods."""
-
-    def open(self) -> None: ...
-    async def startup(self) -> None: ...
-    async def main_loop(self) -> None: ...
-    def stop(self) -> None: ...
-    async def shutdown(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class Server:
+class Server(Serving):
     """A server of one data directory: HTTP, gRPC and, if its port is set, Kafka.
 
     `topics serve` is `run`. A program embeds a server as an asynchronous context manager on its own event loop:
@@ -116,17 +105,12 @@ class Server:
     ) -> None:
         """`clock` replaces the system's clock; `store` is the store in `settings.data_path`, opened by the caller and
         closed by the server. `hangups` are the SIGHUPs to follow."""
-        self._settings = settings
-        self._clock = clock or SystemClock()
+        super().__init__(settings, clock, hangups)
         self._store = store
-        self._hangups = hangups
-        self._resources: Resources | None = None
         self._core: Core | None = None
         self._listeners: Listeners | None = None
         self._readers = Readers(settings)
         self._background: list[asyncio.Task[None]] = []
-        self._stop = asyncio.Event()
-        self._stopped_at = 0.0
         self._shutdown: Shutdown | None = None
 
     @property
@@ -155,30 +139,6 @@ class Server:
     def kafka_port(self) -> int:
         """The port of Kafka."""
         return self._listeners.kafka_port if self._listeners else 0
-
-    async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.open)
-        try:
-            await self.startup()
-        except BaseException as error:
-            await self._end()
-            if isinstance(error, StoreError | TopicsError):
-                raise StartError(str(error)) from error
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-        await self.main_loop()
-        await self._end()
-
-    async def _end(self) -> None:
-        try:
-            await self.shutdown()
-        finally:
-            await asyncio.to_thread(self.close)
 
     def open(self) -> None:
         """Open the resources of the server: files, sockets, the store. Blocks; raises StartError."""
@@ -218,16 +178,6 @@ class Server:
             audit_file=resources.audit_file,
             audit_log=core.audit,
         )
-
-    async def main_loop(self) -> None:
-        """Serve until `stop`."""
-        await self._stop.wait()
-        self._stopped_at = time.monotonic()
-        log.info("stopping: draining for up to %d s", self._settings.drain_seconds)
-
-    def stop(self) -> None:
-        """Let `main_loop` return, and recovery end early. On the event loop; idempotent."""
-        self._stop.set()
 
     async def shutdown(self) -> None:
         """Drain, end the background work, and make the rest durable."""

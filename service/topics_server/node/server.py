@@ -5,8 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import msgspec
 
@@ -45,6 +44,7 @@ from topics_server.ports import bracketed
 from topics_server.reload import Readers, Reload, SighupHandler
 from topics_server.resources import Resources
 from topics_server.secret_files import SecretsError
+from topics_server.serving import Serving
 from topics_server.settings import Settings
 from topics_service import __version__
 from topics_service.api.audit import AuditLog
@@ -52,7 +52,7 @@ from topics_service.api.grpc.calls import Calls, Services
 from topics_service.api.grpc.guard import caller
 from topics_service.api.grpc.server import GrpcPort, create_admin_calls
 from topics_service.api.observers import Observers
-from topics_service.engine.clock import Clock, SystemClock
+from topics_service.engine.clock import Clock
 from topics_service.statistics import NodeStatistics
 
 log: Final = logging.getLogger("topics.cluster")
@@ -71,7 +71,7 @@ def connect(settings: Settings) -> tuple[Bucket, Coordinator]:
     return bucket, EtcdCoordinator(settings.cluster_etcd.split(","), settings.cluster)
 
 
-class NodeServer:
+class NodeServer(Serving):
     """A node of a cluster, with the doors of a server: HTTP, gRPC and, if its port is set, Kafka.
 
     Used as a Server is. It is ready once it is caught up, or owns the shard.
@@ -86,14 +86,9 @@ class NodeServer:
         hangups: SighupHandler | None = None,
     ) -> None:
         """`clock` replaces the system's clock; `hangups` are the SIGHUPs to follow."""
-        self._settings = settings
+        super().__init__(settings, clock, hangups)
         self._connect = connect
-        self._clock = clock or SystemClock()
-        self._hangups = hangups
-        self._resources: Resources | None = None
         self._running: _Running | None = None
-        self._stop = asyncio.Event()
-        self._stopped_at = 0.0
 
     @property
     def http_port(self) -> int:
@@ -116,29 +111,9 @@ class NodeServer:
         assert self._running is not None, "the node has not started"
         return self._running.statistics
 
-    async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.open)
-        try:
-            await self.startup()
-            assert self._running is not None
-            await self._running.wait()
-        except BaseException:
-            await self._end()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-        await self.main_loop()
-        await self._end()
-
-    async def _end(self) -> None:
-        try:
-            await self.shutdown()
-        finally:
-            await asyncio.to_thread(self.close)
+    async def _until_ready(self) -> None:
+        assert self._running is not None
+        await self._running.wait()
 
     def open(self) -> None:
         """Open files and sockets. Blocks; raises StartError."""
@@ -157,16 +132,6 @@ class NodeServer:
             self._hangups.follow(self._running.reload)
         await self._running.listen()
         await self._running.join(self._stop)
-
-    async def main_loop(self) -> None:
-        """Serve until `stop`."""
-        await self._stop.wait()
-        self._stopped_at = time.monotonic()
-        log.info("stopping: draining for up to %d s", self._settings.drain_seconds)
-
-    def stop(self) -> None:
-        """Let `main_loop` return, and a start end early. On the event loop; idempotent."""
-        self._stop.set()
 
     async def shutdown(self) -> None:
         """Hand the shard over, drain, and leave the cluster."""
