@@ -1,14 +1,18 @@
 """The commit of a cluster: writes are durable when the object store has them."""
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from topics_cluster.store import ShardStore
 from topics_net import background
 from topics_service.api.scheduling.commit import Commit
 from topics_service.engine.engine import Engine
 from topics_service.storage.store import StoreError
+
+_SETTLE_SECONDS: Final = 10.0
 
 
 class LogCommit(Commit):
@@ -35,9 +39,9 @@ class LogCommit(Commit):
         self._acknowledged = self._uploader.position.ticket
         store.on_written = self._wake_later
         self._uploader.on_acknowledged = self._note
-        self._uploader.on_failed = lambda error: self.post(self._fail_once, error)
+        self._uploader.on_failed = lambda error: self.post(self.abandon, error)
         if self._uploader.failure is not None:
-            self._fail_once(self._uploader.failure)
+            self.abandon(self._uploader.failure)
 
     @classmethod
     def for_engine(
@@ -58,6 +62,14 @@ class LogCommit(Commit):
 
     def want(self, ticket: int) -> None:
         """See Commit: all writes are on their way."""
+
+    async def settle(self, ticket: int) -> None:
+        """See Commit. Gives up after 10 s without an answer of the object store: nothing is acknowledged any more."""
+        try:
+            async with asyncio.timeout(_SETTLE_SECONDS):
+                await self.wait(ticket)
+        except TimeoutError:
+            self.abandon(StoreError("the object store does not answer"))
 
     def stop(self) -> None:
         """See Commit. Gives up after 10 s without an answer of the object store."""
@@ -92,6 +104,7 @@ class LogCommit(Commit):
             self.publish(upto)
         self.on_published()
 
-    def _fail_once(self, error: BaseException) -> None:
+    def abandon(self, error: BaseException) -> None:
+        """Fail every call that waits, now and later, unless that has happened."""
         if self._failure is None:
             self.fail(error)

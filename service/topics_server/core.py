@@ -155,7 +155,7 @@ class Core:
     async def stop(self) -> None:
         """Make pending writes durable, end the threads, and close the engine. Call it when no calls are left."""
         with contextlib.suppress(TopicsError):
-            await self._commit.wait(self.engine.writer.written)
+            await self._commit.settle(self.engine.writer.written)
         await asyncio.to_thread(self._tombstones.stop)
         await asyncio.to_thread(self._segments.stop)
         await asyncio.to_thread(self._reclaim.stop)

@@ -240,3 +240,20 @@ async def test_stop_waits_for_what_is_under_way(bucket: HeldBucket, nodes: list[
     owner.append("t", b"1")
     await asyncio.to_thread(owner.commit.stop)
     assert not owner.member.store.is_ahead
+
+
+async def test_at_the_end_a_bucket_that_does_not_answer_is_not_waited_for_long(
+    bucket: HeldBucket, nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topics_cluster.commit._SETTLE_SECONDS", 0.05)
+    owner = nodes[0]
+    await owner.create("t")
+    bucket.fate = lambda _name: "held"
+    waiting = asyncio.create_task(owner.commit.wait(owner.append("t", b"1")))
+    async with asyncio.timeout(5):
+        await owner.commit.settle(owner.engine.writer.written)
+        with pytest.raises(TopicsError):
+            await waiting
+    assert owner.engine.writer.failure is not None
+    assert len(owner.lost) == 1
+    assert owner.read("t") == []

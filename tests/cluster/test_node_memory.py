@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ssl
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import httpx
 import msgspec
 import pytest
 
+from support.held_bucket import HeldBucket
 from support.tls_proxy import certificate
 from support.waiting import until
 from topics_cluster import identity, objects
@@ -34,7 +36,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.bucket = MemoryBucket()
+        self.bucket: MemoryBucket = MemoryBucket()
         self.entries = MemoryEntries()
         self.coordinators: dict[str, MemoryCoordinator] = {}
         (folder / "secret").write_text(SECRET)
@@ -138,6 +140,29 @@ async def test_an_owner_that_etcd_can_not_reach_is_replaced_and_shows_nothing_ol
         assert await texts(at_a) == ["one", "two"]
         await until(lambda: a.statistics.role == "following" and b.statistics.followers == 1)
         assert (a.statistics.fenced, b.statistics.epoch) == (1, 2)
+
+
+async def test_an_owner_that_is_replaced_does_not_wait_for_an_object_under_way(world: World) -> None:
+    world.bucket = bucket = HeldBucket()
+    await identity.create(bucket)
+    async with world.node("a") as a, world.node("b") as b, client(a) as at_a, client(b) as at_b:
+        await append(at_a, "one")
+        await until(lambda: a.statistics.followers == 1)
+        held = objects.name(0, a.statistics.number + 1)
+        bucket.fate = lambda name: "held" if name == held and is_uploader() else "made"
+        writing = asyncio.create_task(at_a.post("/v0/topics/t", json={"records": [{"data": "two"}]}))
+        await until(lambda: bucket.tried[-1] == held)
+        world.coordinators["a"].reachable = False
+        await until(lambda: b.statistics.role == "owning")
+        world.coordinators["a"].reachable = True
+        await until(lambda: a.statistics.role == "following" and b.statistics.followers == 1)
+        with contextlib.suppress(httpx.TransportError):  # an answer that says no, or none
+            assert (await writing).status_code >= 500
+        assert await texts(at_a) == await texts(at_b) == ["one"]
+
+
+def is_uploader() -> bool:
+    return threading.current_thread().name == "log-uploader"
 
 
 async def test_without_a_coordinator_the_owner_continues_and_looks_before_it_reads(world: World) -> None:

@@ -84,7 +84,7 @@ class Term:
         self._background: list[asyncio.Task[None]] = []
 
     def _commit(self, engine: "object") -> LogCommit:
-        commit = LogCommit.for_engine(engine, self._store, self.lose)  # type: ignore[arg-type]
+        self._log_commit = commit = LogCommit.for_engine(engine, self._store, self.lose)  # type: ignore[arg-type]
         commit.on_published = self._changed
         return commit
 
@@ -153,7 +153,7 @@ class Term:
             return
         error = self.failure or LostShardError("the shard was given up")
         self.lose(error)
-        self.core.engine.sync_failed(error)
+        self._log_commit.abandon(error)
         await asyncio.to_thread(self.uploader.stop)  # else the core would wait for a bucket that is away
         await self._cancel()
         await self._end()

@@ -83,6 +83,10 @@ class Commit(ABC):
             with self.span("topics.commit.wait", {}):
                 await waiter
 
+    async def settle(self, ticket: int) -> None:
+        """Wait at the end of the server, as `wait` does; a subclass may give up at some time. Raises TopicsError."""
+        await self.wait(ticket)
+
     def publish(self, upto: int) -> None:
         """Make everything up to a ticket, which is durable, visible, and wake its waiters."""
         self._on_synced(upto)
