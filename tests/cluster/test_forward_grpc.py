@@ -227,7 +227,7 @@ async def test_a_deadline_and_a_cancellation_reach_the_owner(
         call.cancel()
         await ended.wait()
     assert remaining[0] is not None
-    assert 10 < remaining[0] <= 20
+    assert 10 < remaining[0] < 21  # gRPC sends the 20 s rounded up
     ended.clear()
     call = start(0.3)
     assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
