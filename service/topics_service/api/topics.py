@@ -185,7 +185,12 @@ class TopicsApi:
             engine = self._admit()
             check_put(principal, config)
             with self.observers("topics.topic.put", {"topic": name}) as applied:
-                reply, ticket = engine.put_topic(name, config, partition_count, kafka_configs)
+                try:
+                    reply, ticket = engine.put_topic(name, config, partition_count, kafka_configs)
+                except TopicsError as error:
+                    if error.reason is Reason.TOPIC_EXISTS_INCOMPATIBLE:
+                        await self._settle(engine.writer.written)  # only now do readers find that topic too
+                    raise
                 applied["topic_id"] = reply.identity.topic_id
                 applied["partition_count"] = reply.identity.partition_count
                 applied["topics.created"] = reply.created
