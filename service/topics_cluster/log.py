@@ -20,11 +20,14 @@ MAX_OBJECT_BYTES: Final = 4 << 20
 """An object with more than one batch has no larger body."""
 EARLY_BYTES: Final = 512 << 10
 """Pending bytes that open a further slot at once."""
+SMALL_BYTES: Final = 64 << 10
+"""Pending bytes that never linger: a PUT for so many costs little for a byte."""
 
 _POSITION: Final = struct.Struct(">3Q")
 _USUAL_SECONDS: Final = 0.05  # of a PUT, before one has been seen
 _SMOOTHING: Final = 0.125
 _MOST_SECONDS: Final = 1.0  # that one PUT counts with: an outage is not usual
+_SEVERAL: Final = 0.5  # share of objects with batches of different moments, from which on there are several writers
 
 
 class OutOfOrderError(Exception):
@@ -87,10 +90,15 @@ class Appender:
 
     The first object begins as soon as there is a batch. A further one begins beside it, up to `window` in all, when
     EARLY_BYTES are pending or the newest takes more than twice the usual time of a PUT: small writes share objects.
-    Times are seconds of any clock that does not go back.
+
+    An object of less than SMALL_BYTES begins no sooner than `linger` after the one before began, while there are
+    several writers: batches that come at different moments would share it. A single writer that waits for each of its
+    writes has nothing to share with, and does not wait. Times are seconds of any clock that does not go back.
     """
 
-    def __init__(self, shard: int, epoch: int, first: int, nonce: bytes, window: int = 4) -> None:
+    def __init__(
+        self, shard: int, epoch: int, first: int, nonce: bytes, *, window: int = 4, linger: float = 0.0
+    ) -> None:
         """Begin with the number `first`, after a fence of `epoch`. Raises ValueError for a window out of bounds."""
         if not 1 <= window <= MAX_WINDOW:
             raise ValueError(f"the window has to be 1 to {MAX_WINDOW}, not {window}")
@@ -98,6 +106,7 @@ class Appender:
         self.epoch = epoch
         self.nonce = nonce
         self.window = window
+        self.linger = linger
         self.next = first
         """The number of the next object."""
         self.fenced = False
@@ -109,6 +118,10 @@ class Appender:
         """The bytes of batches that are in no object yet."""
         self._pending: deque[_Pending] = deque()
         self._under_way: deque[_UnderWay] = deque()  # from the oldest that is not acknowledged, without holes
+        self._last_began = float("-inf")
+        self._looked_at = 0  # pending batches at the last look
+        self._is_shared = False  # of the next object: batches came at several moments, or beside one under way
+        self._sharing = 0.0  # the smoothed share of such objects
 
     @property
     def under_way(self) -> Sequence[Put]:
@@ -139,12 +152,19 @@ class Appender:
         """The time from which on `begin` gives an object, if nothing else happens; None: at no time."""
         if not self._pending or self.fenced or len(self._under_way) >= self.window:
             return None
-        if not self._under_way or self.pending_bytes >= EARLY_BYTES:
-            return float("-inf")
-        return self._under_way[-1].began + 2 * self.usual_seconds
+        at = float("-inf")
+        if self._under_way and self.pending_bytes < EARLY_BYTES:
+            at = self._under_way[-1].began + 2 * self.usual_seconds
+        if self._sharing >= _SEVERAL and self.pending_bytes < SMALL_BYTES:
+            at = max(at, self._last_began + self.linger)
+        return at
 
     def begin(self, now: float) -> Put | None:
-        """The next object to make, if one may begin now."""
+        """The next object to make, if one may begin now. Batches that were added since the last call count as of one
+        moment."""
+        if len(self._pending) > self._looked_at:
+            self._is_shared |= self._looked_at > 0 or bool(self._under_way)
+            self._looked_at = len(self._pending)
         at = self.begins_at
         if at is None or now < at:
             return None
@@ -160,6 +180,8 @@ class Appender:
         header = Header(Kind.DATA, self.shard, self.epoch, number, number + self.window, ticket, self.nonce)
         put = Put(number, objects.name(self.shard, number), objects.encode(header, body), ticket, nbytes)
         self._under_way.append(_UnderWay(put, now))
+        self._sharing += _SMOOTHING * (self._is_shared - self._sharing)
+        self._is_shared, self._looked_at, self._last_began = False, len(self._pending), now
         return put
 
     def created(self, number: int, now: float) -> int | None:

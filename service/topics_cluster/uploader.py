@@ -45,8 +45,10 @@ class Uploader:
     an unexpected error; nothing is acknowledged after it.
     """
 
-    def __init__(self, bucket: Bucket, shard: int, position: Position, nonce: bytes, window: int = 4) -> None:
-        """Start the thread. `position` is that behind the epoch's fence."""
+    def __init__(
+        self, bucket: Bucket, shard: int, position: Position, nonce: bytes, *, window: int = 4, linger: float = 0.0
+    ) -> None:
+        """Start the thread. `position` is that behind the epoch's fence; for the rest see Appender."""
         self.statistics = UploadStatistics()
         self.on_acknowledged: Callable[[int], None] = lambda _ticket: None
         self.on_failed: Callable[[Exception], None] = lambda _error: None
@@ -55,7 +57,7 @@ class Uploader:
         self.position_bytes = position.pack()
         self.failure: Exception | None = None
         self._bucket = bucket
-        self._appender = Appender(shard, position.epoch, position.number, nonce, window)
+        self._appender = Appender(shard, position.epoch, position.number, nonce, window=window, linger=linger)
         self._added: deque[tuple[int, Sequence[Row]]] = deque()
         self.add: Callable[[tuple[int, Sequence[Row]]], None] = self._added.append
         """Takes a batch, in order of tickets, which grow by one. `wake` has to follow. For any thread."""

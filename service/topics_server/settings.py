@@ -219,6 +219,13 @@ class Settings:
     cluster_window: int = _setting(
         "TOPICS_CLUSTER_WINDOW", 4, "number of objects that the owner of a shard writes at once, at most 16", maximum=16
     )
+    cluster_linger_ms: int = _setting(
+        "TOPICS_CLUSTER_LINGER_MS",
+        25,
+        "time between two objects of small writes while several writers can share them, at most 500; 0 begins each as "
+        "soon as it may",
+        maximum=500,
+    )
     cluster_zone: str = _setting("TOPICS_CLUSTER_ZONE", "", "zone of this node, for its followers")
     log_level: str = _setting(
         "TOPICS_LOG_LEVEL", "info", "debug, info, warning or error; logs go to stderr", read=one_of(*_LEVELS)

@@ -1,5 +1,7 @@
 """The log's two state machines: which objects begin when, what is acknowledged, and what a reader accepts."""
 
+import heapq
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +11,7 @@ from topics_cluster.log import (
     EARLY_BYTES,
     MAX_OBJECT_BYTES,
     MAX_WINDOW,
+    SMALL_BYTES,
     START,
     Appender,
     OutOfOrderError,
@@ -23,8 +26,8 @@ NONCE = b"n" * 16
 OTHER = b"o" * 16
 
 
-def appender(first: int = 20, epoch: int = 1, window: int = 4, nonce: bytes = NONCE) -> Appender:
-    return Appender(0, epoch, first, nonce, window)
+def appender(first: int = 20, epoch: int = 1, window: int = 4, nonce: bytes = NONCE, linger: float = 0.0) -> Appender:
+    return Appender(0, epoch, first, nonce, window=window, linger=linger)
 
 
 def add(writer: Appender, ticket: int, nbytes: int = 100) -> None:
@@ -84,6 +87,60 @@ def test_a_further_object_waits_for_bytes_or_time() -> None:
     assert writer.begin(due)
     add(writer, 4)
     assert writer.begin(due) is None
+
+
+def rate(writers: int, *, linger: float = 0.025, put: float = 0.002, nbytes: int = 100) -> float:
+    """Objects a second, of writers that wait for each of their writes and come back one after the other."""
+    back, now, order = 0.0005, 0.0, itertools.count()
+    writer, ticket, acknowledged = appender(linger=linger), 0, 0
+    moments: list[tuple[float, int, Put | None]] = [(back * each, next(order), None) for each in range(writers)]
+    while now < 5:
+        at = writer.begins_at
+        if at is not None and (not moments or at <= moments[0][0]):
+            now = max(now, at)
+        else:
+            now, _, done = heapq.heappop(moments)
+            if done is None:
+                ticket += 1
+                add(writer, ticket, nbytes)
+            elif (upto := writer.created(done.number, now)) is not None:
+                for each in range(upto - acknowledged):
+                    heapq.heappush(moments, (now + back * (each + 1), next(order), None))
+                acknowledged = upto
+        while begun := writer.begin(now):
+            heapq.heappush(moments, (now + put, next(order), begun))
+    return (writer.next - 20) / now
+
+
+def test_a_writer_that_waits_for_each_write_does_not_linger() -> None:
+    assert rate(1) == pytest.approx(1 / 0.0025, rel=0.01) == rate(1, linger=0)
+
+
+@pytest.mark.parametrize("writers", [2, 4, 64])
+@pytest.mark.parametrize("put", [0.002, 0.02])
+def test_several_writers_of_small_writes_share_objects_that_linger(writers: int, put: float) -> None:
+    assert rate(writers, put=put) <= 42
+    assert rate(writers, put=put, linger=0.1) <= 12
+    assert rate(writers, put=put, linger=0) > 42
+
+
+def test_large_writes_do_not_linger() -> None:
+    assert rate(4, nbytes=SMALL_BYTES) == rate(4, nbytes=SMALL_BYTES, linger=0)
+
+
+def test_a_write_after_a_pause_begins_at_once() -> None:
+    writer, now = appender(linger=0.5), 0.0
+    for ticket in range(1, 40, 2):
+        add(writer, ticket)
+        while not (put := writer.begin(now)):
+            now += 0.01
+        add(writer, ticket + 1)
+        writer.begin(now)
+        now += 0.002
+        writer.created(put.number, now)
+    assert writer.begins_at == pytest.approx(now - 0.002 + 0.5)
+    put = writer.begin(now + 1)
+    assert put is not None
 
 
 def test_the_usual_time_follows_the_store() -> None:

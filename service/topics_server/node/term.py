@@ -62,7 +62,12 @@ class Term:
         self.failure: BaseException | None = None
         self._store = store
         uploader = Uploader(
-            bucket, ownership.shard, ownership.position, ownership.nonce, resources.settings.cluster_window
+            bucket,
+            ownership.shard,
+            ownership.position,
+            ownership.nonce,
+            window=resources.settings.cluster_window,
+            linger=resources.settings.cluster_linger_ms / 1000,
         )
         uploader.statistics.latency = statistics.puts
         store.own(uploader)
