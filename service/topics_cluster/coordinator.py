@@ -30,6 +30,8 @@ class Node(Struct, frozen=True, kw_only=True):
     addresses: Addresses
     zone: str = ""
     version: str = ""
+    formats: tuple[int, int] = (1, 1)
+    """The oldest and the newest version of the log that it reads."""
 
 
 class Owner(Struct, frozen=True, kw_only=True):

@@ -97,14 +97,24 @@ class Appender:
     """
 
     def __init__(
-        self, shard: int, epoch: int, first: int, nonce: bytes, *, window: int = 4, linger: float = 0.0
+        self,
+        shard: int,
+        epoch: int,
+        first: int,
+        nonce: bytes,
+        *,
+        version: int = 1,
+        window: int = 4,
+        linger: float = 0.0,
     ) -> None:
-        """Begin with the number `first`, after a fence of `epoch`. Raises ValueError for a window out of bounds."""
+        """Begin with the number `first`, after a fence of `epoch`, and write objects of `version`. Raises ValueError
+        for a window out of bounds."""
         if not 1 <= window <= MAX_WINDOW:
             raise ValueError(f"the window has to be 1 to {MAX_WINDOW}, not {window}")
         self.shard = shard
         self.epoch = epoch
         self.nonce = nonce
+        self.version = version
         self.window = window
         self.linger = linger
         self.next = first
@@ -171,14 +181,15 @@ class Appender:
         ticket, nbytes = 0, 0
         body: list[bytes] = []
         while self._pending and (not body or nbytes + self._pending[0].nbytes <= MAX_OBJECT_BYTES):
-            ticket, parts, size = self._pending.popleft()
-            body += parts
+            ticket, batch, size = self._pending.popleft()
+            body += batch
             nbytes += size
         self.pending_bytes -= nbytes
         number = self.next
         self.next += 1
         header = Header(Kind.DATA, self.shard, self.epoch, number, number + self.window, ticket, self.nonce)
-        put = Put(number, objects.name(self.shard, number), objects.encode(header, body), ticket, nbytes)
+        parts = objects.encode(header, body, version=self.version)
+        put = Put(number, objects.name(self.shard, number), parts, ticket, nbytes)
         self._under_way.append(_UnderWay(put, now))
         self._sharing += _SMOOTHING * (self._is_shared - self._sharing)
         self._is_shared, self._looked_at, self._last_began = False, len(self._pending), now

@@ -3,7 +3,9 @@
 The header has 76 bytes, big-endian, the same in every version: magic, version, kind, two zero bytes, shard, epoch,
 number, resume, ticket, the writer's nonce, the length of the body, and the CRC-32C of all else. The body of a data
 object is batches: ticket, number of rows, rows. A row is op, family, the lengths of key and value, key, value. A fence
-has no body.
+has no body, and version 1, which every node reads.
+
+The version also covers what is in the rows. A new one is written only once it is final, see `formats`.
 """
 
 import struct
@@ -15,13 +17,14 @@ import google_crc32c
 
 from topics_service.storage.store import Family
 
+READABLE: Final = range(1, 2)
+"""The versions that are read; the owner writes the newest that is final for the whole cluster."""
 NONCE_BYTES: Final = 16
 HEADER_BYTES: Final = 76
 ROW: Final = struct.Struct(">BBII")
 """Begin of a row: op, family, length of the key, length of the value. Key and value follow."""
 
 _MAGIC: Final = b"TOPICLOG"
-_VERSION: Final = 1
 _HEADER: Final = struct.Struct(">8sBBHIQQQQ16sQ")
 _CHECKSUM: Final = struct.Struct(">I")
 _BATCH: Final = struct.Struct(">QI")
@@ -44,7 +47,7 @@ class LaterFormatError(Exception):
     """A later version wrote the object `name`, in a format that this one does not know."""
 
     def __init__(self, name: str, version: int) -> None:
-        super().__init__(f"a later version wrote the object {name}: it has format {version}, this one reads {_VERSION}")
+        super().__init__(f"a later version wrote the object {name}: it has format {version}, this one reads {newest()}")
         self.name = name
 
 
@@ -93,6 +96,11 @@ class LogObject(NamedTuple):
     batches: Sequence[Batch]
 
 
+def newest() -> int:
+    """The newest version that is read."""
+    return READABLE[-1]
+
+
 def prefix(shard: int) -> str:
     """The prefix of the names of all objects of a shard's log."""
     return f"s{shard}/log/"
@@ -139,12 +147,12 @@ def batch_parts(ticket: int, rows: Sequence[Row]) -> list[bytes]:
     return parts
 
 
-def encode(header: Header, body: Iterable[bytes] = ()) -> list[bytes]:
+def encode(header: Header, body: Iterable[bytes] = (), *, version: int = 1) -> list[bytes]:
     """The parts of an object, without a copy of the body's."""
     parts = [b"", *body]
     start = _HEADER.pack(
         _MAGIC,
-        _VERSION,
+        version,
         header.kind,
         0,
         header.shard,
@@ -192,9 +200,9 @@ def _decode(shard: int, number: int, data: bytes) -> LogObject:
     checksum = google_crc32c.extend(google_crc32c.value(data[: _HEADER.size]), data[HEADER_BYTES:])
     if checksum != _CHECKSUM.unpack_from(data, _HEADER.size)[0]:
         raise ValueError("its checksum does not match")
-    if version > _VERSION:
+    if version > newest():
         raise _LaterVersionError(version)
-    if version != _VERSION or zero:
+    if version not in READABLE or zero:
         raise ValueError(f"it has version {version}")
     header = Header(Kind(kind), its_shard, epoch, its_number, resume, ticket, nonce)
     if (header.shard, header.number) != (shard, number):

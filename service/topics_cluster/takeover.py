@@ -5,7 +5,7 @@ import logging
 import os
 from typing import Final, NamedTuple
 
-from topics_cluster import objects
+from topics_cluster import formats, objects
 from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.follower import BehindCheckpointError, Follower, Newest, no_checkpoint
 from topics_cluster.log import MAX_WINDOW, Position, Tail
@@ -40,6 +40,8 @@ class Ownership(NamedTuple):
     position: Position
     """That behind the fence: the owner's first number, and the ticket of the last batch before."""
     nonce: bytes
+    version: int
+    """That of the objects which the owner writes."""
 
     @property
     def epoch(self) -> int:
@@ -73,7 +75,7 @@ async def take_over(
     the shard is known to have had.
 
     Waits while the bucket is away. Raises BehindCheckpointError (restore the store, and try again), TakeoverError,
-    StoreError, and those of `Tail.read`.
+    FormatError, StoreError, and those of `Tail.read`.
     """
     follower = Follower(bucket, store, shard, newest)
     attempted = is_ahead = False  # the latter: of a fence that an owner will meet who is faster at the log's end
@@ -84,8 +86,8 @@ async def take_over(
             tail = follower.tail
             last = follower.last.header if follower.last is not None else None
             if last is not None and last.kind is Kind.FENCE and last.nonce == nonce:
-                await _check_checkpoint(newest, tail)
-                return Ownership(shard, tail.position, nonce)
+                _, version = await asyncio.gather(_check_checkpoint(newest, tail), formats.written(bucket))
+                return Ownership(shard, tail.position, nonce, version)
             if attempted and tail.position.epoch > began:
                 raise GivenWayError(f"another node has fenced shard {shard}, as epoch {tail.position.epoch}")
             if tail.is_ahead:

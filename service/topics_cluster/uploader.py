@@ -46,7 +46,15 @@ class Uploader:
     """
 
     def __init__(
-        self, bucket: Bucket, shard: int, position: Position, nonce: bytes, *, window: int = 4, linger: float = 0.0
+        self,
+        bucket: Bucket,
+        shard: int,
+        position: Position,
+        nonce: bytes,
+        *,
+        version: int = 1,
+        window: int = 4,
+        linger: float = 0.0,
     ) -> None:
         """Start the thread. `position` is that behind the epoch's fence; for the rest see Appender."""
         self.statistics = UploadStatistics()
@@ -57,7 +65,9 @@ class Uploader:
         self.position_bytes = position.pack()
         self.failure: Exception | None = None
         self._bucket = bucket
-        self._appender = Appender(shard, position.epoch, position.number, nonce, window=window, linger=linger)
+        self._appender = Appender(
+            shard, position.epoch, position.number, nonce, version=version, window=window, linger=linger
+        )
         self._added: deque[tuple[int, Sequence[Row]]] = deque()
         self.add: Callable[[tuple[int, Sequence[Row]]], None] = self._added.append
         """Takes a batch, in order of tickets, which grow by one. `wake` has to follow. For any thread."""

@@ -118,8 +118,12 @@ def test_a_fence_with_batches_is_damage() -> None:
 
 
 def test_an_object_of_a_later_version_is_refused_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "_VERSION", 2)
-    later = fence()
-    monkeypatch.undo()
+    header = Header(Kind.DATA, 3, 6, 7, 23, 41, NONCE)
+    later = b"".join(objects.encode(header, objects.batch_parts(41, []), version=2))
     with pytest.raises(LaterFormatError, match="format 2, this one reads 1"):
+        objects.decode(3, 7, later)
+    monkeypatch.setattr(objects, "READABLE", range(1, 3))
+    assert objects.decode(3, 7, later).header == header
+    monkeypatch.setattr(objects, "READABLE", range(3, 4))
+    with pytest.raises(DamagedObjectError, match="version 2"):
         objects.decode(3, 7, later)

@@ -34,6 +34,11 @@ class Node(ServerProcess):
         self.name = name
         self.http_port, self.grpc_target, self.kafka_port = http, f"127.0.0.1:{grpc}", kafka
 
+    def use(self, program: Path) -> None:
+        """Start it by the command of another version from now on."""
+        assert not self.alive(), "a version changes by a restart"
+        self._program = program
+
     @property
     def kafka_target(self) -> str:
         """The Kafka port, as host:port."""
@@ -78,11 +83,11 @@ class Cluster:
     def __getitem__(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)
 
-    def command(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run `topics cluster ...` in the nodes' environment."""
+    def command(self, *words: str, check: bool = True, program: Path = TOPICS) -> subprocess.CompletedProcess[str]:
+        """Run `topics cluster ...` in the nodes' environment; `program` is the command of another version."""
         env = {name: str(value) for name, value in self.env.items()}
         done = subprocess.run(
-            [*DIE_WITH_US, str(TOPICS), "cluster", *words],
+            [*DIE_WITH_US, str(program), "cluster", *words],
             env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert not check or done.returncode == 0, f"{words}: {done.returncode}: {done.stderr}"

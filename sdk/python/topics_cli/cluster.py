@@ -1,5 +1,5 @@
-"""`topics cluster`: make a cluster, check what it needs, show it and move its shard. The implementation is imported on
-use."""
+"""`topics cluster`: make a cluster, check what it needs, show it, move its shard and finalize its format. The
+implementation is imported on use."""
 
 import argparse
 import asyncio
@@ -25,8 +25,8 @@ def add_parser(commands: "Commands") -> None:
     """Register the subcommand and its own."""
     parser = commands.add_parser(
         "cluster",
-        description="Make a cluster in an object store, check what it needs, show its nodes, and move its shard. See "
-        "docs/cluster.md.",
+        description="Make a cluster in an object store, check what it needs, show its nodes, move its shard and finish "
+        "an upgrade. See docs/cluster.md.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     init = _action(actions, "init", "make a cluster in an object store", _init)
@@ -45,12 +45,14 @@ def add_parser(commands: "Commands") -> None:
         metavar="N",
         help=f"number of races, in each of which 8 writers create one object (default: {_ROUNDS})",
     )
-    check.add_argument(
-        "--etcd",
-        metavar="ADDRESSES",
-        help="comma-separated host:port of the members of etcd (default: TOPICS_CLUSTER_ETCD; not checked if unset)",
-    )
-    for each in (init, check):
+    finalize = _action(actions, "finalize", "write the newest format of the log from now on", _finalize)
+    for each in (check, finalize):
+        each.add_argument(
+            "--etcd",
+            metavar="ADDRESSES",
+            help="comma-separated host:port of the members of etcd (default: TOPICS_CLUSTER_ETCD)",
+        )
+    for each in (init, check, finalize):
         each.add_argument(
             "--store", metavar="URL", help="object store, such as s3://bucket/prefix (default: TOPICS_CLUSTER_STORE)"
         )
@@ -80,10 +82,25 @@ def _bucket(arguments: argparse.Namespace) -> "tuple[S3Bucket, str]":
     if not given:
         raise server.UsageError("no object store: give --store, or set TOPICS_CLUSTER_STORE")
     try:
-        url = f"{read_store(given)}/{arguments.cluster or os.environ.get('TOPICS_CLUSTER') or 'local'}"
+        url = f"{read_store(given)}/{_name(arguments)}"
     except ValueError as error:
         raise server.UsageError(f"{given} is not {error}") from None
     return S3Bucket(url), url
+
+
+def _name(arguments: argparse.Namespace) -> str:
+    return str(arguments.cluster or os.environ.get("TOPICS_CLUSTER") or "local")
+
+
+def _members(arguments: argparse.Namespace) -> list[str]:
+    """Return the addresses of etcd; none if there are none."""
+    from topics_server.setting_kinds import read_members
+
+    etcd = arguments.etcd or os.environ.get("TOPICS_CLUSTER_ETCD")
+    try:
+        return read_members(etcd).split(",") if etcd else []
+    except ValueError as error:
+        raise server.UsageError(f"{etcd} is not {error}") from None
 
 
 def _init(arguments: argparse.Namespace) -> int:
@@ -128,13 +145,8 @@ def _check(arguments: argparse.Namespace) -> int:
     from topics_cluster.coordinator import CoordinatorError
     from topics_cluster.etcd import EtcdCoordinator
     from topics_cluster.probe import WRITERS, UnfitStoreError, probe, race
-    from topics_server.setting_kinds import read_members
 
-    etcd = arguments.etcd or os.environ.get("TOPICS_CLUSTER_ETCD")
-    try:
-        members = read_members(etcd).split(",") if etcd else []
-    except ValueError as error:
-        raise server.UsageError(f"{etcd} is not {error}") from None
+    members = _members(arguments)
 
     def tell(what: str, text: str, **facts: object) -> None:
         if arguments.json:
@@ -170,7 +182,7 @@ def _status(arguments: argparse.Namespace) -> int:
     with server.connected(arguments) as connection:
         found = connection.unary(connection.admin.GetCluster, GetClusterRequest())
     rows = _rows(found)
-    columns = dict.fromkeys(("node", "role", "epoch", "number", "zone", "grpc", "http", "kafka", "version"))
+    columns = dict.fromkeys(("node", "role", "epoch", "number", "zone", "grpc", "http", "kafka", "version", "formats"))
     output.rows(arguments, rows, columns)
     if not arguments.json:
         for shard in found.shards:
@@ -178,6 +190,9 @@ def _status(arguments: argparse.Namespace) -> int:
                 output.note(f"shard {shard.shard} has no owner")
             if shard.wanted and shard.wanted != shard.owner:
                 output.note(f"shard {shard.shard} is to be moved to {shard.wanted}")
+        newest = min((node.newest_format for node in found.nodes), default=0)
+        if newest > found.format > 0:
+            output.note(f"the log has format {found.format}, all nodes read {newest}: see `topics cluster finalize`")
     return 0
 
 
@@ -206,6 +221,8 @@ def _rows(found: "GetClusterResponse") -> list[dict[str, object]]:
                 "http": node.http,
                 "kafka": node.kafka or None,
                 "version": node.version,
+                "formats": f"{node.oldest_format}-{node.newest_format}",
+                "format": found.format or None,
             }
         )
     return rows
@@ -222,4 +239,38 @@ def _move(arguments: argparse.Namespace) -> int:
         output.line({"node": arguments.node, "epoch": done.epoch})
     else:
         print(f"{arguments.node} owns the shard, epoch {done.epoch}")
+    return 0
+
+
+def _finalize(arguments: argparse.Namespace) -> int:
+    bucket, url = _bucket(arguments)
+    members = _members(arguments)
+    if not members:
+        raise server.UsageError("no etcd: give --etcd, or set TOPICS_CLUSTER_ETCD")
+    from topics_cluster import formats, identity
+    from topics_cluster.bucket import BucketError
+    from topics_cluster.coordinator import CoordinatorError
+    from topics_cluster.etcd import EtcdCoordinator
+
+    async def finalize() -> tuple[int, int]:
+        """Return the format that was final, and the one that is."""
+        await identity.load(bucket)
+        before = await formats.final(bucket)
+        coordinator = EtcdCoordinator(members, _name(arguments))
+        try:
+            nodes = (await coordinator.view()).nodes.values()
+        finally:
+            await coordinator.close()
+        return before, await formats.finalize(bucket, nodes)
+
+    try:
+        before, now = asyncio.run(finalize())
+    except (BucketError, CoordinatorError, identity.IdentityError, formats.FormatError) as error:
+        return server.complain("cluster finalize", str(error))
+    if arguments.json:
+        output.line({"store": url, "format": now, "before": before})
+    elif now == before:
+        print(f"{url}: format {now} was final before")
+    else:
+        print(f"{url}: format {now} is final, new owners write it")
     return 0

@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
+from topics_cluster import formats
+from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.coordinator import Coordinator, CoordinatorError
 from topics_server.node.peers import Followers
 from topics_server.node.place import Place
@@ -18,6 +20,7 @@ from topics_service.engine.model import ReadyState
 from topics_service.statistics import NodeStatistics
 
 _MOVE_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 1.0
 
 
 class NodeProbes:
@@ -50,6 +53,7 @@ class NodeAdmin:
         node: str,
         shard: int,
         *,
+        bucket: Bucket,
         coordinator: Coordinator,
         views: Views,
         followers: Followers,
@@ -59,6 +63,7 @@ class NodeAdmin:
         self._cluster = cluster
         self._node = node
         self._shard = shard
+        self._bucket = bucket
         self._coordinator = coordinator
         self._views = views
         self._followers = followers
@@ -81,6 +86,7 @@ class NodeAdmin:
                     kafka=node.addresses.kafka,
                     zone=node.zone,
                     version=node.version,
+                    formats=node.formats,
                 )
                 for name, node in sorted(view.nodes.items())
             ],
@@ -97,7 +103,15 @@ class NodeAdmin:
                     ],
                 )
             ],
+            format=await self._format(),
         )
+
+    async def _format(self) -> int:
+        try:
+            async with asyncio.timeout(_LOOK_SECONDS):
+                return await formats.final(self._bucket)
+        except (BucketError, TimeoutError):
+            return 0
 
     async def move(self, shard: int, node: str) -> int:
         """See ClusterApi."""

@@ -12,6 +12,7 @@ from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.checkpoint import CheckpointError
 from topics_cluster.coordinator import Coordinator, CoordinatorError, Node, Owner, Session, View, boottime
 from topics_cluster.follower import BehindCheckpointError, Follower
+from topics_cluster.formats import FormatError
 from topics_cluster.log import OutOfOrderError
 from topics_cluster.objects import DamagedObjectError, LaterFormatError
 from topics_cluster.store import ShardStore
@@ -47,7 +48,7 @@ _STUCK_SECONDS: Final = 3.0  # of the oldest PUT, before a follower that reaches
 _SUCCESSOR_SECONDS: Final = 5.0
 
 _UNUSABLE: Final = (BehindCheckpointError, StoreAheadError, StoreError, TopicsError, OSError)
-_DAMAGED: Final = (DamagedObjectError, LaterFormatError, BrokenLogError, CheckpointError)
+_DAMAGED: Final = (DamagedObjectError, LaterFormatError, FormatError, BrokenLogError, CheckpointError)
 
 
 class Replica:

@@ -9,10 +9,11 @@ from typing import Final
 
 import msgspec
 
-from topics_cluster import identity
+from topics_cluster import formats, identity, objects
 from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.coordinator import Addresses, Coordinator, CoordinatorError, Node, Owner, Session, boottime
 from topics_cluster.etcd import EtcdCoordinator
+from topics_cluster.formats import FormatError
 from topics_cluster.forward_grpc import GrpcForwarder
 from topics_cluster.forward_http import ForwardingApp
 from topics_cluster.forward_kafka import Splice
@@ -188,6 +189,7 @@ class _Running:
             settings.cluster,
             settings.node_name,
             _SHARD,
+            bucket=bucket,
             coordinator=coordinator,
             views=self._views,
             followers=self._followers,
@@ -269,6 +271,7 @@ class _Running:
             ),
             zone=settings.cluster_zone,
             version=__version__,
+            formats=(objects.READABLE[0], objects.newest()),
         )
         is_checked = False
         session: Session | None = None
@@ -316,7 +319,8 @@ class _Running:
         try:
             await probe(self._bucket)
             await identity.load(self._bucket)
-        except (UnfitStoreError, IdentityError) as error:
+            await formats.written(self._bucket)
+        except (UnfitStoreError, IdentityError, FormatError) as error:
             store = f"{self._settings.cluster_store}/{self._settings.cluster}"
             raise StartError(f"TOPICS_CLUSTER_STORE {store}: {error}") from None
 

@@ -66,6 +66,7 @@ class Term:
             ownership.shard,
             ownership.position,
             ownership.nonce,
+            version=ownership.version,
             window=resources.settings.cluster_window,
             linger=resources.settings.cluster_linger_ms / 1000,
         )

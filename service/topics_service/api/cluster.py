@@ -15,6 +15,8 @@ class NodeState(Struct, frozen=True, kw_only=True):
     kafka: str
     zone: str
     version: str
+    formats: tuple[int, int]
+    """The oldest and the newest version of the log that it reads."""
 
 
 class FollowerState(Struct, frozen=True, kw_only=True):
@@ -44,6 +46,8 @@ class ClusterState(Struct, frozen=True, kw_only=True):
     node: str
     nodes: Sequence[NodeState]
     shards: Sequence[ShardState]
+    format: int
+    """The version of the log that is final; 0 while the object store does not answer."""
 
 
 class ClusterApi(Protocol):

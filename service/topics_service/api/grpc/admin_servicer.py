@@ -129,9 +129,12 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
                     kafka=each.kafka,
                     zone=each.zone,
                     version=each.version,
+                    oldest_format=each.formats[0],
+                    newest_format=each.formats[1],
                 )
                 for each in state.nodes
             ],
+            format=state.format,
             shards=[
                 pb.ClusterShard(
                     shard=each.shard,

@@ -872,7 +872,9 @@ type GetClusterResponse struct {
 	// The nodes that live, by name.
 	Nodes []*ClusterNode `protobuf:"bytes,3,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	// The shards, by number.
-	Shards        []*ClusterShard `protobuf:"bytes,4,rep,name=shards,proto3" json:"shards,omitempty"`
+	Shards []*ClusterShard `protobuf:"bytes,4,rep,name=shards,proto3" json:"shards,omitempty"`
+	// Format of the log that is final, which new owners write; 0 while the object store does not answer.
+	Format        uint32 `protobuf:"varint,5,opt,name=format,proto3" json:"format,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -935,6 +937,13 @@ func (x *GetClusterResponse) GetShards() []*ClusterShard {
 	return nil
 }
 
+func (x *GetClusterResponse) GetFormat() uint32 {
+	if x != nil {
+		return x.Format
+	}
+	return 0
+}
+
 // A node that lives. Addresses are host:port, as other nodes reach it.
 type ClusterNode struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -949,7 +958,11 @@ type ClusterNode struct {
 	// Its zone (TOPICS_CLUSTER_ZONE); empty if it was given none.
 	Zone string `protobuf:"bytes,5,opt,name=zone,proto3" json:"zone,omitempty"`
 	// Version of the server.
-	Version       string `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
+	Version string `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
+	// Oldest format of the log that it reads.
+	OldestFormat uint32 `protobuf:"varint,7,opt,name=oldest_format,json=oldestFormat,proto3" json:"oldest_format,omitempty"`
+	// Newest format of the log that it reads.
+	NewestFormat  uint32 `protobuf:"varint,8,opt,name=newest_format,json=newestFormat,proto3" json:"newest_format,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1024,6 +1037,20 @@ func (x *ClusterNode) GetVersion() string {
 		return x.Version
 	}
 	return ""
+}
+
+func (x *ClusterNode) GetOldestFormat() uint32 {
+	if x != nil {
+		return x.OldestFormat
+	}
+	return 0
+}
+
+func (x *ClusterNode) GetNewestFormat() uint32 {
+	if x != nil {
+		return x.NewestFormat
+	}
+	return 0
 }
 
 // A shard of the cluster. There is one today, with number 0.
@@ -1330,19 +1357,22 @@ const file_topics_v1_admin_service_proto_rawDesc = "" +
 	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\"7\n" +
 	"\x19ReleaseCheckpointResponse\x12\x1a\n" +
 	"\breleased\x18\x01 \x01(\bR\breleased\"\x13\n" +
-	"\x11GetClusterRequest\"\xa1\x01\n" +
+	"\x11GetClusterRequest\"\xb9\x01\n" +
 	"\x12GetClusterResponse\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12,\n" +
 	"\x05nodes\x18\x03 \x03(\v2\x16.topics.v1.ClusterNodeR\x05nodes\x12/\n" +
-	"\x06shards\x18\x04 \x03(\v2\x17.topics.v1.ClusterShardR\x06shards\"\x8d\x01\n" +
+	"\x06shards\x18\x04 \x03(\v2\x17.topics.v1.ClusterShardR\x06shards\x12\x16\n" +
+	"\x06format\x18\x05 \x01(\rR\x06format\"\xd7\x01\n" +
 	"\vClusterNode\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04http\x18\x02 \x01(\tR\x04http\x12\x12\n" +
 	"\x04grpc\x18\x03 \x01(\tR\x04grpc\x12\x14\n" +
 	"\x05kafka\x18\x04 \x01(\tR\x05kafka\x12\x12\n" +
 	"\x04zone\x18\x05 \x01(\tR\x04zone\x12\x18\n" +
-	"\aversion\x18\x06 \x01(\tR\aversion\"\xba\x01\n" +
+	"\aversion\x18\x06 \x01(\tR\aversion\x12#\n" +
+	"\roldest_format\x18\a \x01(\rR\foldestFormat\x12#\n" +
+	"\rnewest_format\x18\b \x01(\rR\fnewestFormat\"\xba\x01\n" +
 	"\fClusterShard\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x14\n" +

@@ -431,10 +431,13 @@ class GetClusterResponse(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Name of the cluster (TOPICS_CLUSTER)."""
     node: _builtins.str
     """Name of the node that answers."""
+    format: _builtins.int
+    """Format of the log that is final, which new owners write; 0 while the object store does not answer."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterNode]:
         """The nodes that live, by name."""
@@ -450,10 +453,11 @@ class GetClusterResponse(_message.Message):
         node: _builtins.str = ...,
         nodes: _abc.Iterable[Global___ClusterNode] | None = ...,
         shards: _abc.Iterable[Global___ClusterShard] | None = ...,
+        format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "node", b"node", "nodes", b"nodes", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "format", b"format", "node", b"node", "nodes", b"nodes", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -471,6 +475,8 @@ class ClusterNode(_message.Message):
     KAFKA_FIELD_NUMBER: _builtins.int
     ZONE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    OLDEST_FORMAT_FIELD_NUMBER: _builtins.int
+    NEWEST_FORMAT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the node (TOPICS_CLUSTER_NODE)."""
     http: _builtins.str
@@ -483,6 +489,10 @@ class ClusterNode(_message.Message):
     """Its zone (TOPICS_CLUSTER_ZONE); empty if it was given none."""
     version: _builtins.str
     """Version of the server."""
+    oldest_format: _builtins.int
+    """Oldest format of the log that it reads."""
+    newest_format: _builtins.int
+    """Newest format of the log that it reads."""
     def __init__(
         self,
         *,
@@ -492,10 +502,12 @@ class ClusterNode(_message.Message):
         kafka: _builtins.str = ...,
         zone: _builtins.str = ...,
         version: _builtins.str = ...,
+        oldest_format: _builtins.int = ...,
+        newest_format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc", b"grpc", "http", b"http", "kafka", b"kafka", "name", b"name", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc", b"grpc", "http", b"http", "kafka", b"kafka", "name", b"name", "newest_format", b"newest_format", "oldest_format", b"oldest_format", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

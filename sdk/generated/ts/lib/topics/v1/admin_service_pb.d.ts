@@ -424,6 +424,13 @@ export declare type GetClusterResponse = Message<"topics.v1.GetClusterResponse">
    * @generated from field: repeated topics.v1.ClusterShard shards = 4;
    */
   shards: ClusterShard[];
+
+  /**
+   * Format of the log that is final, which new owners write; 0 while the object store does not answer.
+   *
+   * @generated from field: uint32 format = 5;
+   */
+  format: number;
 };
 
 /**
@@ -479,6 +486,20 @@ export declare type ClusterNode = Message<"topics.v1.ClusterNode"> & {
    * @generated from field: string version = 6;
    */
   version: string;
+
+  /**
+   * Oldest format of the log that it reads.
+   *
+   * @generated from field: uint32 oldest_format = 7;
+   */
+  oldestFormat: number;
+
+  /**
+   * Newest format of the log that it reads.
+   *
+   * @generated from field: uint32 newest_format = 8;
+   */
+  newestFormat: number;
 };
 
 /**
