@@ -1,6 +1,7 @@
 """Connections to the members of an etcd: whichever answers."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -36,13 +37,24 @@ class Member:
     """One member. Its connection is made with the first call, and again whenever it is lost."""
 
     def __init__(self, address: str) -> None:
+        """Raises CoordinatorRefusedError if a certificate can't be read."""
         self.address: Final = address
-        self._channel = _channel(address)
+        self.users = 0
+        """The calls that are under way at it."""
+        self._certificates = _certificates()
+        self._channel = _channel(address, self._certificates)
         self.kv: Final = KVService(self._channel, max_attempts=1)
         self.lease: Final = LeaseService(self._channel, max_attempts=1)
         self._auth = AuthService(self._channel, max_attempts=1)
         self._watch = WatchStub(self._channel)
         self._token: str | None = None
+
+    @property
+    def is_outdated(self) -> bool:
+        """Return whether its connection is of other certificates than are in the files now."""
+        with contextlib.suppress(CoordinatorRefusedError):
+            return self._certificates != _certificates()
+        return False
 
     def watch(self, requests: Any) -> Any:
         """Return the stream of answers to the requests for watches. It ends when the member has no leader any more."""
@@ -53,7 +65,7 @@ class Member:
         """Log in as the user of ETCDCTL_USER, if there is one."""
         user, _, password = os.environ.get("ETCDCTL_USER", "").partition(":")
         if user and (anew or self._token is None):
-            password = password or os.environ.get("ETCDCTL_PASSWORD", "")
+            password = password or _password()
             self._token = (await self._auth.authenticate(user, password, timeout=seconds)).token
             self.kv.set_token(self._token)
             self.lease.set_token(self._token)
@@ -67,7 +79,9 @@ class Members:
     """The members, of which one is asked at a time: the next one when it does not answer.
 
     The certificate of a private authority, a certificate and key of one's own and a user come from the variables of
-    etcd's own client: ETCDCTL_CACERT, ETCDCTL_CERT, ETCDCTL_KEY, ETCDCTL_USER (name:password) or ETCDCTL_PASSWORD.
+    etcd's own client: ETCDCTL_CACERT, ETCDCTL_CERT, ETCDCTL_KEY, ETCDCTL_USER (name:password) or ETCDCTL_PASSWORD. The
+    password can also be in the file ETCDCTL_PASSWORD_FILE. Files are read again when a member does not answer, or does
+    not know the user any more.
     """
 
     def __init__(self, addresses: Sequence[str], request_seconds: float) -> None:
@@ -96,38 +110,52 @@ class Members:
         within = min(seconds or self._request_seconds, self._request_seconds)
         last: Exception | None = None
         for _ in self._addresses:
-            member = self.current
-            try:
-                async with asyncio.timeout(within):
-                    return await _as_user(member, call, within)
-            except (EtcdError, grpc.RpcError, TimeoutError) as error:
-                last = error
-                self.skip(member)
-                if not isinstance(error, EtcdConnectionError):
-                    break
+            async with self._using(self.current) as member:
+                try:
+                    async with asyncio.timeout(within):
+                        return await _as_user(member, call, within)
+                except (EtcdError, grpc.RpcError, TimeoutError) as error:
+                    last = error
+                    self.skip(member)
+                    if not isinstance(error, EtcdConnectionError):
+                        break
         assert last is not None
         raise failure(member, last) from last
 
     async def follow(self, requests: AsyncIterator[Any], changed: Callable[[], None]) -> None:
         """Watch as the requests say, and call back when the watch begins and at each change. Returns, or raises
         CoordinatorError, when it ends; the next one is at another member."""
-        member = self.current
-        stream = member.watch(requests)
-        try:
-            async for answer in stream:
-                changed()
-                if answer.canceled:
-                    return
-        except grpc.RpcError as error:
-            raise failure(member, error) from error
-        finally:
-            stream.cancel()
-            self.skip(member)
+        async with self._using(self.current) as member:
+            stream = member.watch(requests)
+            try:
+                async for answer in stream:
+                    changed()
+                    if answer.canceled:
+                        return
+            except grpc.RpcError as error:
+                raise failure(member, error) from error
+            finally:
+                stream.cancel()
+                self.skip(member)
 
     def skip(self, member: Member) -> None:
-        """Ask another one from now on, if it is this one's turn."""
-        if member is self.current:
+        """Ask another one from now on, if it is this one's turn; and connect anew if it has former certificates."""
+        address = member.address
+        if address == self._addresses[self._turn]:
             self._turn = (self._turn + 1) % len(self._addresses)
+        if member.is_outdated and self._members.get(address) is member:
+            del self._members[address]
+
+    @contextlib.asynccontextmanager
+    async def _using(self, member: Member) -> AsyncIterator[Member]:
+        """Hold the connection; the last to leave one that was replaced ends it."""
+        member.users += 1
+        try:
+            yield member
+        finally:
+            member.users -= 1
+            if not member.users and self._members.get(member.address) is not member:
+                await member.close()
 
     async def close(self) -> None:
         """End all connections."""
@@ -155,13 +183,25 @@ async def _as_user(member: Member, call: Callable[[Member, float], Awaitable[T]]
         return await call(member, seconds)
 
 
-def _channel(address: str) -> grpc.aio.Channel:
-    authority, certificate, key = (_content(f"ETCDCTL_{name}") for name in ("CACERT", "CERT", "KEY"))
+def _certificates() -> tuple[bytes | None, bytes | None, bytes | None]:
+    """The contents of the files of the authority, of the certificate and of its key."""
+    return _content("ETCDCTL_CACERT"), _content("ETCDCTL_CERT"), _content("ETCDCTL_KEY")
+
+
+def _channel(address: str, certificates: tuple[bytes | None, bytes | None, bytes | None]) -> grpc.aio.Channel:
+    authority, certificate, key = certificates
     target = f"dns:///{address}"
     if authority is None and certificate is None:
         return grpc.aio.insecure_channel(target, options=_OPTIONS)
     credentials = grpc.ssl_channel_credentials(authority, key, certificate)
     return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+
+
+def _password() -> str:
+    content = _content("ETCDCTL_PASSWORD_FILE")
+    return (
+        os.environ.get("ETCDCTL_PASSWORD", "") if content is None else content.decode(errors="replace").rstrip("\r\n")
+    )
 
 
 def _content(variable: str) -> bytes | None:

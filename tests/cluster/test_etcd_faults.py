@@ -242,9 +242,57 @@ async def test_an_etcd_with_certificates(tmp_path: Path, opened: Opened, monkeyp
         assert set((await coordinator.view()).nodes) == {"two"}
 
 
+async def test_certificates_that_change(tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, key = certificate(tmp_path)
+    for name, path in {"CACERT": chain, "CERT": chain, "KEY": key}.items():
+        monkeypatch.setenv(f"ETCDCTL_{name}", str(path))
+    with Etcd(tmp_path / "etcd", certificate=(chain, key)) as etcd:
+        coordinator = opened(etcd.address)
+        session = await coordinator.session(2)
+        await session.register(TWO)
+        watching = asyncio.create_task(until(coordinator, lambda view: view.wanted == {0: "two"}))
+        await until(coordinator, lambda view: "two" in view.nodes)
+        key.unlink()  # a moment in which not all files are there
+        etcd.stop()
+        await passed(session)
+        certificate(tmp_path)
+        await asyncio.to_thread(etcd.start)
+        await holds(session)
+        await coordinator.want(0, "two")
+        assert set((await watching).nodes) == {"two"}
+
+
+async def test_a_password_that_changes(
+    tmp_path: Path, own_etcd: Etcd, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _call(own_etcd, "auth/user/add", name="root", password="one")
+    _call(own_etcd, "auth/user/grant", user="root", role="root")
+    _call(own_etcd, "auth/enable")
+    password = tmp_path / "password"
+    password.write_text("one\n")
+    monkeypatch.setenv("ETCDCTL_USER", "root")
+    monkeypatch.setenv("ETCDCTL_PASSWORD", "not this one")
+    monkeypatch.setenv("ETCDCTL_PASSWORD_FILE", str(password))
+    coordinator = opened(own_etcd.address)
+    session = await coordinator.session(2)
+    await session.register(TWO)
+    _call(own_etcd, "auth/user/changepw", _as="one", name="root", password="two")
+    with pytest.raises(CoordinatorRefusedError):
+        await coordinator.view()
+    password.write_text("two\n")
+    await holds(session)
+    assert set((await coordinator.view()).nodes) == {"two"}
+
+
 def _text(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def _call(etcd: Etcd, method: str, **body: Any) -> None:
-    requests.post(f"{etcd.url}/v3/{method}", json=body, timeout=20).raise_for_status()
+def _call(etcd: Etcd, method: str, _as: str = "", **body: Any) -> None:
+    """Call etcd, as root with the password `_as` if it is given."""
+    headers = {}
+    if _as:
+        credentials = {"name": "root", "password": _as}
+        answer = requests.post(f"{etcd.url}/v3/auth/authenticate", json=credentials, timeout=20)
+        headers = {"Authorization": answer.json()["token"]}
+    requests.post(f"{etcd.url}/v3/{method}", json=body, headers=headers, timeout=20).raise_for_status()
