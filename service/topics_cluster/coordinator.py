@@ -32,6 +32,8 @@ class Node(Struct, frozen=True, kw_only=True):
     version: str = ""
     formats: tuple[int, int] = (1, 1)
     """The oldest and the newest version of the log that it reads."""
+    cluster: str = ""
+    """The id of its cluster."""
 
 
 class Owner(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from topics_cluster import objects
 from topics_cluster.bucket import Bucket
 from topics_cluster.checkpoint import Checkpoint, CheckpointError, Maker, folder_of
 from topics_cluster.log import START
-from topics_cluster.store import POSITION_KEY
+from topics_cluster.store import CLUSTER_KEY, POSITION_KEY
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family
 
@@ -20,10 +20,7 @@ async def found(bucket: Bucket, shard: int, directory: Path, node: str, boot_id:
     A directory of a cluster will do as well: the new log begins where it ends. Raises CheckpointError if the shard has
     a log or checkpoints, BackupError if the directory can't be used, BucketError, StoreError and OSError.
     """
-    for prefix in (objects.prefix(shard), folder_of(shard)):
-        there = await bucket.list(prefix)
-        if there:
-            raise CheckpointError(f"shard {shard} is not empty: there is {there[0].name}")
+    await check_empty(bucket, shard)
     with ExitStack() as stack:
         copy, _ = await asyncio.to_thread(stack.enter_context, offline(directory, boot_id))
         await asyncio.to_thread(_begin_at_the_start, copy)
@@ -33,12 +30,22 @@ async def found(bucket: Bucket, shard: int, directory: Path, node: str, boot_id:
     return made
 
 
+async def check_empty(bucket: Bucket, shard: int) -> None:
+    """Raise CheckpointError if the shard has a log or checkpoints, as of a cluster whose `cluster.json` was removed.
+    Raises BucketError."""
+    for prefix in (objects.prefix(shard), folder_of(shard)):
+        there = await bucket.list(prefix)
+        if there:
+            raise CheckpointError(f"shard {shard} is not empty: there is {there[0].name}")
+
+
 def _begin_at_the_start(directory: Path) -> None:
-    """Give the copy a position, which that of a single server does not have, or has of another log."""
+    """Give the copy a position, which that of a single server does not have, or has of another log, and no cluster."""
     store = RocksStore(directory)
     try:
         batch = store.batch()
         batch.put(Family.META, POSITION_KEY, START.pack() + START.ticket.to_bytes(8, "big"))
+        batch.delete(Family.META, CLUSTER_KEY)
         store.write(batch)
     finally:
         store.close()

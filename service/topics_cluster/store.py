@@ -19,6 +19,8 @@ MAX_UNACKNOWLEDGED_BYTES: Final = 64 << 20
 
 POSITION_KEY: Final = b"log_position"
 """The META row of `read_position`; it is of the directory and not in the log."""
+CLUSTER_KEY: Final = b"cluster_id"
+"""The META row of the id of the cluster whose log it follows; not in the log either."""
 
 _ROW: Final = struct.Struct(">4Q")
 _SYNC_SECONDS: Final = 10.0
@@ -104,6 +106,18 @@ class ShardStore(RocksStore):
         if self.get(Family.META, POSITION_KEY) is not None:
             return True
         return next(self.scan(Family.TOPICS, b"", b"\xff" * 16), None) is None
+
+    def join(self, cluster: str) -> None:
+        """Note the id of the cluster whose log it follows. Raises StoreError if it has followed that of another one."""
+        found = self.get(Family.META, CLUSTER_KEY)
+        if found is None:
+            batch = RocksBatch(self._handles, self.usage)
+            batch.put(Family.META, CLUSTER_KEY, cluster.encode())
+            super().write(batch)
+        elif found != cluster.encode():
+            raise StoreError(
+                f"it has the data of another cluster, {found.decode(errors='replace')}, and this is {cluster}"
+            )
 
     @property
     def position(self) -> Position:

@@ -4,6 +4,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import obstore
 import pytest
 from sdk.cli.runner import Cli, environment
 
@@ -61,6 +62,23 @@ def test_a_cluster_is_made_once(env: dict[str, str]) -> None:
     told = CLI("cluster", "init", env=env, code=1).err
     assert told == f"topics cluster init: there is a cluster at {store}\n"
     assert CLI("cluster", "init", "--cluster", "other", "--json", env=env).row["bytes"] == 0
+
+
+def test_a_cluster_is_not_made_over_the_log_of_another(env: dict[str, str], s3: S3) -> None:
+    bucket = s3.store(env["TOPICS_CLUSTER_STORE"])
+    obstore.put(bucket, f"new/s0/log/{1:020}", b"x")
+    told = CLI("cluster", "init", env=env, code=1).err
+    assert told == f"topics cluster init: shard 0 is not empty: there is s0/log/{1:020}\n"
+
+
+def test_a_format_is_final_for_a_cluster_with_nodes(env: dict[str, str]) -> None:
+    told = CLI("cluster", "finalize", env=env, code=1).err
+    assert told == "topics cluster finalize: there is no cluster: `topics cluster init` makes one\n"
+    CLI("cluster", "init", env=env)
+    store = env["TOPICS_CLUSTER_STORE"] + "new"
+    assert CLI("cluster", "finalize", env=env).out == f"{store}: format 1 was final before\n"
+    told = CLI("cluster", "finalize", env=env | {"TOPICS_CLUSTER_ETCD": ""}, code=2).err
+    assert "no etcd: give --etcd, or set TOPICS_CLUSTER_ETCD" in told
 
 
 def test_a_cluster_begins_with_the_data_of_a_server(env: dict[str, str], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from topics_cluster.objects import Batch, Header, Kind, LogObject, Op
 from topics_cluster.restore import restore_newest
 from topics_cluster.store import ShardStore
 from topics_service.storage.rocks import RocksStore
-from topics_service.storage.store import Family
+from topics_service.storage.store import Family, StoreError
 
 SHARD = 0
 KEY, VALUE = b"a key", b"a value" * 1000
@@ -55,6 +55,7 @@ async def test_one_of_another_cluster_begins_a_log_anew(directory: Path, tmp_pat
     store = ShardStore(directory)
     header = Header(Kind.DATA, SHARD, 7, 1, 2, 99, bytes(16))
     store.apply(LogObject(header, [Batch(99, [(Op.PUT, Family.ROWS, b"more", b"1")])]), Position(7, 41, 99))
+    store.join("one")
     store.close()
     bucket = MemoryBucket()
     assert (await found(bucket, SHARD, directory, "a", "boot")).position == START
@@ -62,6 +63,11 @@ async def test_one_of_another_cluster_begins_a_log_anew(directory: Path, tmp_pat
     await restore_newest(bucket, SHARD, tmp_path / "node")
     assert position_in(tmp_path / "node") == (START, 0)
     assert value_in(tmp_path / "node") == VALUE
+    store = ShardStore(tmp_path / "node")
+    store.join("two")
+    with pytest.raises(StoreError, match="the data of another cluster, two, and this is one"):
+        store.join("one")
+    store.close()
 
 
 @pytest.mark.parametrize("name", [objects.name(SHARD, 1), f"s{SHARD}/ckpt/{1:020}"])

@@ -256,6 +256,51 @@ async def test_a_bucket_that_gives_a_name_twice_is_refused(world: World) -> None
 
 async def test_a_name_is_of_one_node(world: World, tmp_path: Path) -> None:
     async with world.node("a"):
-        with pytest.raises(StartError, match="another node of the name a lives at 127"):
+        with pytest.raises(StartError, match="another node with the name a lives at 127"):
             async with world.node("a", data_dir=str(tmp_path / "other")):
                 pass
+
+
+async def test_a_directory_of_another_cluster_is_refused_and_stays(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world.node("a") as a, client(a) as at_a:
+        await append(at_a, "one")
+    former, world.bucket = world.bucket, MemoryBucket()
+    await identity.create(world.bucket)
+    ids = [(await identity.load(bucket)).id for bucket in (former, world.bucket)]
+    world.entries = MemoryEntries()
+    node = world.node("a")
+    await asyncio.to_thread(node.open)
+    try:
+        await node.startup()
+        told = f"{world.folder / 'a'} can't be used: it has the data of another cluster, {ids[0]}, and this is {ids[1]}"
+        await until(lambda: told in caplog.text)
+        assert node.statistics.role == "starting"
+    finally:
+        node.stop()
+        await node.shutdown()
+        await asyncio.to_thread(node.close)
+    assert await world.bucket.list(objects.prefix(0)) == []
+    world.bucket, world.entries = former, MemoryEntries()
+    async with world.node("a") as a, client(a) as at_a:
+        assert await texts(at_a) == ["one"]
+
+
+async def test_two_clusters_do_not_share_a_name_in_etcd(world: World) -> None:
+    async with world.node("a"):
+        world.bucket = MemoryBucket()
+        await identity.create(world.bucket)
+        with pytest.raises(StartError, match=r"the node a at 127.* is of another cluster with the name test"):
+            async with world.node("b"):
+                pass
+
+
+@pytest.mark.parametrize(("format", "shards"), [(2, 1), (1, 2)])
+async def test_a_cluster_of_a_later_version_is_refused(world: World, format: int, shards: int) -> None:  # noqa: A002
+    world.bucket = MemoryBucket()
+    made = identity.Identity(format=format, shards=shards, id="x")
+    await world.bucket.create(identity.NAME, [identity.encode(made)])
+    with pytest.raises(StartError, match=f"the format {format} and {shards} shards"):
+        async with world.node("a"):
+            pass

@@ -109,7 +109,7 @@ def _init(arguments: argparse.Namespace) -> int:
     from topics_cluster import identity
     from topics_cluster.bucket import BucketError
     from topics_cluster.checkpoint import CheckpointError
-    from topics_cluster.founding import found
+    from topics_cluster.founding import check_empty, found
     from topics_cluster.probe import UnfitStoreError, probe
     from topics_service.storage.boot import boot_id
     from topics_service.storage.store import StoreError
@@ -119,6 +119,7 @@ def _init(arguments: argparse.Namespace) -> int:
         await probe(bucket)
         if await bucket.get(identity.NAME) is not None:
             return None
+        await check_empty(bucket, 0)
         size = 0
         if arguments.source is not None:  # first: a node that starts meanwhile finds no cluster yet
             made = await found(bucket, 0, arguments.source.absolute(), "init", boot_id())

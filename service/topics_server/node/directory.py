@@ -23,7 +23,9 @@ log: Final = logging.getLogger("topics.cluster")
 class Directory:
     """The replica's directory: the data directory of the server."""
 
-    def __init__(self, resources: Resources, bucket: Bucket, shard: int, node: str) -> None:
+    def __init__(self, resources: Resources, bucket: Bucket, shard: int, *, cluster: str, node: str) -> None:
+        """`cluster` is the id of the cluster."""
+        self._cluster = cluster
         self._settings = resources.settings
         self._tables = resources.tables
         self._bucket = bucket
@@ -102,6 +104,13 @@ class Directory:
                 f"{settings.data_path} has the topics of a single server: begin a cluster with them by "
                 f"`topics cluster init --from {settings.data_path}`, and give the node another directory"
             )
+        try:
+            store.join(self._cluster)
+        except StoreError as error:
+            store.close()
+            raise StoreError(
+                f"{settings.data_path} can't be used: {error}. Give the node another directory, or empty this one"
+            ) from None
         return store
 
     def _discard(self, store: ShardStore) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from topics_cluster import formats, identity, objects
 from topics_cluster.bucket import Bucket, BucketError
@@ -273,14 +274,12 @@ class _Running:
             version=__version__,
             formats=(objects.READABLE[0], objects.newest()),
         )
-        is_checked = False
         session: Session | None = None
         while self._session is None:
             try:
-                if not is_checked:
-                    await self._check_store()
-                    is_checked = True
-                await self._check_name(me)
+                if not me.cluster:
+                    me = replace(me, cluster=await self._cluster_id())
+                await self._check_others(me)
                 session = session or await self._coordinator.session(settings.cluster_lease_seconds)
                 await session.register(me)
                 self._session = session
@@ -296,7 +295,7 @@ class _Running:
             coordinator=self._coordinator,
             session=session,
             views=self._views,
-            directory=Directory(self._resources, self._bucket, _SHARD, me.name),
+            directory=Directory(self._resources, self._bucket, _SHARD, cluster=me.cluster, node=me.name),
             peers=Peers(self._signer, me.name, self._tls.credentials),
             followers=self._followers,
             place=self._place,
@@ -314,24 +313,34 @@ class _Running:
         self._life = background.start(replica.run())
         log.info("node %s of the cluster %s at %s", me.name, settings.cluster, me.addresses.grpc)
 
-    async def _check_store(self) -> None:
-        """Raise StartError unless the store is fit for clusters, and holds this one."""
+    async def _cluster_id(self) -> str:
+        """The id of the cluster. Raises StartError unless the store is fit for clusters, and holds this one."""
         try:
             await probe(self._bucket)
-            await identity.load(self._bucket)
+            found = await identity.load(self._bucket)
             await formats.written(self._bucket)
         except (UnfitStoreError, IdentityError, FormatError) as error:
             store = f"{self._settings.cluster_store}/{self._settings.cluster}"
             raise StartError(f"TOPICS_CLUSTER_STORE {store}: {error}") from None
+        return found.id
 
-    async def _check_name(self, me: Node) -> None:
-        """Raise StartError if another node lives that has the name."""
-        other = (await self._coordinator.view()).nodes.get(me.name)
-        if other is None or other.addresses == me.addresses or await is_refused(other.addresses.grpc):
-            return
-        raise StartError(
-            f"another node of the name {me.name} lives at {other.addresses.grpc}: TOPICS_CLUSTER_NODE must be unique"
-        )
+    async def _check_others(self, me: Node) -> None:
+        """Raise StartError if another node lives that has the name, or is of another cluster with the same name."""
+        for other in (await self._coordinator.view()).nodes.values():
+            is_strange = other.cluster not in ("", me.cluster)
+            is_namesake = other.name == me.name and other.addresses != me.addresses
+            if not (is_strange or is_namesake) or await is_refused(other.addresses.grpc):
+                continue
+            if is_strange:
+                raise StartError(
+                    f"the node {other.name} at {other.addresses.grpc} is of another cluster with the name "
+                    f"{self._settings.cluster}: give each cluster in this etcd its own TOPICS_CLUSTER, and all nodes "
+                    "of one cluster the same TOPICS_CLUSTER_STORE"
+                )
+            raise StartError(
+                f"another node with the name {me.name} lives at {other.addresses.grpc}: TOPICS_CLUSTER_NODE must be "
+                "unique"
+            )
 
     def _make_term(self, store: ShardStore, ownership: Ownership) -> Term:
         assert self._session is not None
