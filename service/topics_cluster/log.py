@@ -27,7 +27,8 @@ _POSITION: Final = struct.Struct(">3Q")
 _USUAL_SECONDS: Final = 0.05  # of a PUT, before one has been seen
 _SMOOTHING: Final = 0.125
 _MOST_SECONDS: Final = 1.0  # that one PUT counts with: an outage is not usual
-_SEVERAL: Final = 0.5  # share of objects with batches of different moments, from which on there are several writers
+_SEVERAL: Final = 0.5  # share of objects with batches of different moments, from which on there are several writers,
+_ONE: Final = 0.1  # and below which there is one: those that share every object come back almost at one moment
 
 
 class OutOfOrderError(Exception):
@@ -132,6 +133,7 @@ class Appender:
         self._looked_at = 0  # pending batches at the last look
         self._is_shared = False  # of the next object: batches came at several moments, or beside one under way
         self._sharing = 0.0  # the smoothed share of such objects
+        self._are_several = False
 
     @property
     def under_way(self) -> Sequence[Put]:
@@ -165,7 +167,7 @@ class Appender:
         at = float("-inf")
         if self._under_way and self.pending_bytes < EARLY_BYTES:
             at = self._under_way[-1].began + 2 * self.usual_seconds
-        if self._sharing >= _SEVERAL and self.pending_bytes < SMALL_BYTES:
+        if self._are_several and self.pending_bytes < SMALL_BYTES:
             at = max(at, self._last_began + self.linger)
         return at
 
@@ -192,6 +194,7 @@ class Appender:
         put = Put(number, objects.name(self.shard, number), parts, ticket, nbytes)
         self._under_way.append(_UnderWay(put, now))
         self._sharing += _SMOOTHING * (self._is_shared - self._sharing)
+        self._are_several = self._sharing >= (_ONE if self._are_several else _SEVERAL)
         self._is_shared, self._looked_at, self._last_began = False, len(self._pending), now
         return put
 

@@ -128,19 +128,41 @@ def test_large_writes_do_not_linger() -> None:
     assert rate(4, nbytes=SMALL_BYTES) == rate(4, nbytes=SMALL_BYTES, linger=0)
 
 
-def test_a_write_after_a_pause_begins_at_once() -> None:
-    writer, now = appender(linger=0.5), 0.0
-    for ticket in range(1, 40, 2):
+def shared(writer: Appender, now: float, count: int) -> float:
+    """Write objects with batches that came at two moments each. Return the time after that."""
+    for ticket in range(1, 2 * count, 2):
         add(writer, ticket)
-        while not (put := writer.begin(now)):
-            now += 0.01
+        put = writer.begin(now)
         add(writer, ticket + 1)
-        writer.begin(now)
+        assert writer.begin(now) is None
+        put = put or writer.begin(now := writer.begins_at or now)
+        assert put is not None
+        writer.created(put.number, now + 0.002)
+    return now + 0.002
+
+
+def test_a_write_after_a_pause_begins_at_once() -> None:
+    writer = appender(linger=0.5)
+    now = shared(writer, 0, 20)
+    add(writer, 100)
+    assert writer.begins_at == pytest.approx(now - 0.002 + 0.5)
+    assert writer.begin(now) is None
+    assert writer.begin(now + 1)
+
+
+def test_a_writer_that_is_left_alone_lingers_for_some_objects_more() -> None:
+    writer = appender(linger=0.5)
+    now, lingered = shared(writer, 0, 20), 0
+    for ticket in range(100, 200):
+        add(writer, ticket)
+        put = writer.begin(now)
+        if put is None:
+            lingered += 1
+            put = writer.begin(now := writer.begins_at or now)
+        assert put is not None
         now += 0.002
         writer.created(put.number, now)
-    assert writer.begins_at == pytest.approx(now - 0.002 + 0.5)
-    put = writer.begin(now + 1)
-    assert put is not None
+    assert lingered == pytest.approx(18, abs=2)
 
 
 def test_the_usual_time_follows_the_store() -> None:
