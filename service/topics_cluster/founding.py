@@ -36,7 +36,10 @@ async def check_empty(bucket: Bucket, shard: int) -> None:
     for prefix in (objects.prefix(shard), folder_of(shard)):
         there = await bucket.list(prefix)
         if there:
-            raise CheckpointError(f"shard {shard} is not empty: there is {there[0].name}")
+            raise CheckpointError(
+                f"shard {shard} is not empty: there is {there[0].name}. Take another name or prefix, or remove what is "
+                "left of a former cluster"
+            )
 
 
 def _begin_at_the_start(directory: Path) -> None:

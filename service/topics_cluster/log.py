@@ -28,7 +28,7 @@ _USUAL_SECONDS: Final = 0.05  # of a PUT, before one has been seen
 _SMOOTHING: Final = 0.125
 _MOST_SECONDS: Final = 1.0  # that one PUT counts with: an outage is not usual
 _SEVERAL: Final = 0.5  # share of objects with batches of different moments, from which on there are several writers,
-_ONE: Final = 0.1  # and below which there is one: those that share every object come back almost at one moment
+_ONE: Final = 0.25  # and below which there is one: those that share every object come back almost at one moment
 
 
 class OutOfOrderError(Exception):

@@ -162,7 +162,7 @@ def test_a_writer_that_is_left_alone_lingers_for_some_objects_more() -> None:
         assert put is not None
         now += 0.002
         writer.created(put.number, now)
-    assert lingered == pytest.approx(18, abs=2)
+    assert lingered == pytest.approx(11, abs=2)
 
 
 def test_the_usual_time_follows_the_store() -> None:

@@ -174,6 +174,8 @@ def _check(arguments: argparse.Namespace) -> int:
         asyncio.run(check())
     except (BucketError, CoordinatorError, UnfitStoreError) as error:
         return server.complain("cluster check", str(error))
+    if not members and not arguments.json:
+        output.note("etcd was not checked: give --etcd, or set TOPICS_CLUSTER_ETCD")
     return 0
 
 
