@@ -9,6 +9,7 @@ from topics_service.api.access.hosts import read_names, read_origins
 if TYPE_CHECKING:
     from topics_server.settings import Settings
 
+_MOST_LINGER_MS: Final = 500  # a follower's read waits for a second
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -72,6 +73,8 @@ def _check_cluster(settings: "Settings") -> None:
     for name in ("cluster_lease_seconds", "cluster_window"):
         if getattr(settings, name) < 1:
             raise SettingsError(f"TOPICS_{name.upper()} must be at least 1")
+    if settings.cluster_linger_ms > _MOST_LINGER_MS:
+        raise SettingsError(f"TOPICS_CLUSTER_LINGER_MS must be at most {_MOST_LINGER_MS} ms")
     for name in ("bulk_readers", "wal_archive_seconds"):
         if getattr(settings, name):
             raise SettingsError(f"TOPICS_{name.upper()} is for a single process: in a cluster it must be 0")

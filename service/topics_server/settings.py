@@ -224,7 +224,6 @@ class Settings:
         25,
         "time between two objects of small writes while several writers can share them, at most 500; 0 begins each as "
         "soon as it may",
-        maximum=500,
     )
     cluster_zone: str = _setting("TOPICS_CLUSTER_ZONE", "", "zone of this node, for its followers")
     log_level: str = _setting(

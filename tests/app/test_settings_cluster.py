@@ -51,7 +51,7 @@ def test_a_store_alone_is_no_cluster(name: str) -> None:
         ({"TOPICS_CLUSTER_LEASE_SECONDS": "0"}, "TOPICS_CLUSTER_LEASE_SECONDS must be at least 1"),
         ({"TOPICS_CLUSTER_WINDOW": "0"}, "TOPICS_CLUSTER_WINDOW must be at least 1"),
         ({"TOPICS_CLUSTER_WINDOW": "17"}, "is not a number from 0 to 16"),
-        ({"TOPICS_CLUSTER_LINGER_MS": "501"}, "is not a number from 0 to 500"),
+        ({"TOPICS_CLUSTER_LINGER_MS": "501"}, "TOPICS_CLUSTER_LINGER_MS must be at most 500 ms"),
         ({"TOPICS_BULK_READERS": "1"}, "TOPICS_BULK_READERS is for a single process"),
         ({"TOPICS_WAL_ARCHIVE_SECONDS": "1d"}, "TOPICS_WAL_ARCHIVE_SECONDS is for a single process"),
     ],

@@ -1,7 +1,9 @@
 """The thread that makes objects: same bytes until they are there, acknowledgements in order, a stop at the fence."""
 
+import asyncio
 import logging
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -21,9 +23,9 @@ FIRST = 17
 class Uploads:
     """An uploader with a list of what it told."""
 
-    def __init__(self, bucket: HeldBucket) -> None:
+    def __init__(self, bucket: HeldBucket, linger: float = 0.0) -> None:
         self.bucket = bucket
-        self.uploader = Uploader(bucket, 0, Position(1, FIRST, 0), NONCE)
+        self.uploader = Uploader(bucket, 0, Position(1, FIRST, 0), NONCE, linger=linger)
         self.acknowledged: list[int] = []
         self.failures: list[Exception] = []
         self.uploader.on_acknowledged = self.acknowledged.append
@@ -224,3 +226,20 @@ async def test_errors_of_a_lookup_are_tried_again_too(uploads: Uploads, monkeypa
     uploads.uploader.wait(1, 10)
     assert uploads.acknowledged == [1]
     assert not errors
+
+
+def test_small_batches_that_come_all_the_time_share_objects_that_linger() -> None:
+    class Slow(HeldBucket):
+        async def create(self, name: str, parts: Sequence[bytes]) -> bool:
+            await asyncio.sleep(0.01)
+            return await super().create(name, parts)
+
+    bucket = Slow()
+    uploads = Uploads(bucket, linger=0.2)
+    end, pause = time.monotonic() + 2, threading.Event()
+    while time.monotonic() < end:
+        uploads.add()
+        pause.wait(0.001)
+    uploads.uploader.wait(uploads.tickets, 10)
+    assert len(bucket.objects()) < 30, "about 8 until it is known that they can be shared, then 5 a second"
+    uploads.uploader.stop()
