@@ -86,8 +86,8 @@ async def take_over(
             tail = follower.tail
             last = follower.last.header if follower.last is not None else None
             if last is not None and last.kind is Kind.FENCE and last.nonce == nonce:
-                _, version = await asyncio.gather(_check_checkpoint(newest, tail), formats.written(bucket))
-                return Ownership(shard, tail.position, nonce, version)
+                await _check_checkpoint(newest, tail)
+                return Ownership(shard, tail.position, nonce, await formats.for_owner(bucket))
             if attempted and tail.position.epoch > began:
                 raise GivenWayError(f"another node has fenced shard {shard}, as epoch {tail.position.epoch}")
             if tail.is_ahead:

@@ -224,7 +224,7 @@ def _rows(found: "GetClusterResponse") -> list[dict[str, object]]:
                 "http": node.http,
                 "kafka": node.kafka or None,
                 "version": node.version,
-                "formats": f"{node.oldest_format}-{node.newest_format}",
+                "formats": f"{node.oldest_format}-{node.newest_format}" if node.newest_format else None,
                 "format": found.format or None,
             }
         )
