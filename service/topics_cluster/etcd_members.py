@@ -139,7 +139,7 @@ class Members:
                 self.skip(member)
 
     def skip(self, member: Member) -> None:
-        """Ask another one from now on, if it is this one's turn; and connect anew if it has former certificates."""
+        """Ask another one from now on, if it is this one's turn, and connect again if its certificates have changed."""
         address = member.address
         if address == self._addresses[self._turn]:
             self._turn = (self._turn + 1) % len(self._addresses)

@@ -4,7 +4,7 @@ A version becomes final once all nodes can read it, by an object `format/<versio
 later release writes the version before, so that a node can go back to the release that it came from.
 """
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
 from topics_cluster import objects
@@ -41,22 +41,29 @@ async def for_owner(bucket: Bucket) -> int:
     return objects.newest() if len(objects.READABLE) == 1 else await written(bucket)
 
 
-async def finalize(bucket: Bucket, nodes: Collection[Node]) -> int:
+async def finalize(bucket: Bucket, nodes: Callable[[], Awaitable[Collection[Node]]]) -> int:
     """Make the newest version of this release final, if all nodes read it. Return it; again if it is final already.
 
-    Raises FormatError, which names the nodes that live and don't read it, and BucketError.
+    `nodes` gives those that live. Raises FormatError, which names the nodes that don't read it, and BucketError.
     """
     version = objects.newest()
     if await written(bucket) == version:
         return version
-    if not nodes:
+    living = await nodes()
+    if not living:
         raise FormatError("no node lives: start all nodes first, so that they tell which formats they read")
-    old = [each for each in nodes if version not in range(each.formats[0], each.formats[1] + 1)]
-    if old:
-        names = ", ".join(f"{each.name} ({each.version})" for each in sorted(old, key=lambda each: each.name))
-        raise FormatError(f"format {version} can't be read by {names}: upgrade all nodes first")
+    if old := _without(version, living):
+        raise FormatError(f"format {version} can't be read by {old}: upgrade all nodes first")
     await bucket.create(f"{PREFIX}{version}", [b"\n"])
+    if old := _without(version, await nodes()):  # a node looks for the final version once it is among them
+        raise FormatError(f"format {version} is final, and can't be read by {old}, which has just joined: upgrade it")
     return version
+
+
+def _without(version: int, nodes: Iterable[Node]) -> str:
+    """The names and releases of nodes that don't read a version."""
+    old = [each for each in nodes if not each.formats[0] <= version <= each.formats[1]]
+    return ", ".join(f"{each.name} ({each.version})" for each in sorted(old, key=lambda each: each.name))
 
 
 def shown(versions: range) -> str:

@@ -21,7 +21,7 @@ MAX_OBJECT_BYTES: Final = 4 << 20
 EARLY_BYTES: Final = 512 << 10
 """Pending bytes that open a further slot at once."""
 SMALL_BYTES: Final = 64 << 10
-"""Pending bytes that never linger: a PUT for so many costs little for a byte."""
+"""Pending bytes from which on an object does not linger: its PUT costs little for each of them."""
 
 _POSITION: Final = struct.Struct(">3Q")
 _USUAL_SECONDS: Final = 0.05  # of a PUT, before one has been seen

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import obstore
@@ -27,14 +28,24 @@ def node(name: str, reads: range) -> coordinator.Node:
     return coordinator.Node(name=name, addresses=addresses, version="9.9", formats=(reads[0], reads[-1]))
 
 
+def living(*moments: list[coordinator.Node]) -> Callable[[], Awaitable[list[coordinator.Node]]]:
+    """The nodes that live, at each look; the last stay."""
+    left = list(moments)
+
+    async def nodes() -> list[coordinator.Node]:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return nodes
+
+
 async def test_the_first_version_is_final_until_a_later_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = MemoryBucket()
     assert await formats.written(bucket) == 1
-    assert await formats.finalize(bucket, []) == 1
+    assert await formats.finalize(bucket, living([])) == 1
     monkeypatch.setattr(objects, "READABLE", TWO)
     assert await formats.written(bucket) == 1
-    assert await formats.finalize(bucket, [node("a", TWO), node("b", range(2, 9))]) == 2
-    assert await formats.written(bucket) == await formats.finalize(bucket, []) == 2
+    assert await formats.finalize(bucket, living([node("a", TWO), node("b", range(2, 9))])) == 2
+    assert await formats.written(bucket) == await formats.finalize(bucket, living([])) == 2
 
 
 async def test_nodes_that_do_not_read_a_version_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,10 +53,13 @@ async def test_nodes_that_do_not_read_a_version_are_named(monkeypatch: pytest.Mo
     monkeypatch.setattr(objects, "READABLE", TWO)
     nodes = [node("c", range(1, 2)), node("b", TWO), node("a", range(3, 5))]
     with pytest.raises(FormatError, match=r"format 2 can't be read by a \(9\.9\), c \(9\.9\): upgrade all nodes first"):
-        await formats.finalize(bucket, nodes)
+        await formats.finalize(bucket, living(nodes))
     with pytest.raises(FormatError, match="no node lives"):
-        await formats.finalize(bucket, [])
+        await formats.finalize(bucket, living([]))
     assert await formats.final(bucket) == 1
+    with pytest.raises(FormatError, match=r"format 2 is final, and can't be read by a .*, c .*, which has just joined"):
+        await formats.finalize(bucket, living([node("b", TWO)], nodes))
+    assert await formats.final(bucket) == 2
 
 
 @pytest.mark.parametrize(("readable", "told"), [(range(1, 2), "reads 1: use a later one"),
@@ -55,9 +69,9 @@ async def test_a_release_that_does_not_write_the_final_version_is_refused(
 ) -> None:
     bucket = MemoryBucket()
     monkeypatch.setattr(objects, "READABLE", TWO)
-    await formats.finalize(bucket, [node("a", TWO)])
+    await formats.finalize(bucket, living([node("a", TWO)]))
     monkeypatch.setattr(objects, "READABLE", readable)
-    for refused in (formats.written(bucket), formats.finalize(bucket, [node("a", readable)])):
+    for refused in (formats.written(bucket), formats.finalize(bucket, living([node("a", readable)]))):
         with pytest.raises(FormatError, match=f"the cluster's log has format 2, this version of topics {told}"):
             await refused
 

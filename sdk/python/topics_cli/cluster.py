@@ -4,7 +4,7 @@ implementation is imported on use."""
 import argparse
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +14,7 @@ from topics_client.installation import needs
 
 if TYPE_CHECKING:
     from topics_cli.types import Commands
+    from topics_cluster.coordinator import Node
     from topics_cluster.s3 import S3Bucket
     from topics_proto.v1.admin_service_pb2 import GetClusterResponse
 
@@ -260,11 +261,14 @@ def _finalize(arguments: argparse.Namespace) -> int:
         await identity.load(bucket)
         before = await formats.final(bucket)
         coordinator = EtcdCoordinator(members, _name(arguments))
+
+        async def nodes() -> Collection["Node"]:
+            return (await coordinator.view()).nodes.values()
+
         try:
-            nodes = (await coordinator.view()).nodes.values()
+            return before, await formats.finalize(bucket, nodes)
         finally:
             await coordinator.close()
-        return before, await formats.finalize(bucket, nodes)
 
     try:
         before, now = asyncio.run(finalize())

@@ -282,6 +282,7 @@ class _Running:
                 await self._check_others(me)
                 session = session or await self._coordinator.session(settings.cluster_lease_seconds)
                 await session.register(me)
+                await self._check_format()  # after it, see `formats.finalize`
                 self._session = session
             except (BucketError, CoordinatorError) as error:
                 log.warning("can't join the cluster, trying again: %s", error)
@@ -317,12 +318,19 @@ class _Running:
         """The id of the cluster. Raises StartError unless the store is fit for clusters, and holds this one."""
         try:
             await probe(self._bucket)
-            found = await identity.load(self._bucket)
+            return (await identity.load(self._bucket)).id
+        except (UnfitStoreError, IdentityError) as error:
+            raise self._store_error(error) from None
+
+    async def _check_format(self) -> None:
+        """Raise StartError if the log has a format that is not for this release."""
+        try:
             await formats.written(self._bucket)
-        except (UnfitStoreError, IdentityError, FormatError) as error:
-            store = f"{self._settings.cluster_store}/{self._settings.cluster}"
-            raise StartError(f"TOPICS_CLUSTER_STORE {store}: {error}") from None
-        return found.id
+        except FormatError as error:
+            raise self._store_error(error) from None
+
+    def _store_error(self, error: Exception) -> StartError:
+        return StartError(f"TOPICS_CLUSTER_STORE {self._settings.cluster_store}/{self._settings.cluster}: {error}")
 
     async def _check_others(self, me: Node) -> None:
         """Raise StartError if another node lives that has the name, or is of another cluster with the same name."""
