@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from topics_service.engine.errors import partition_not_found
 from topics_service.engine.log import Log
-from topics_service.engine.model import Identity, TopicConfig, TopicState
+from topics_service.engine.model import Durability, Identity, TopicConfig, TopicState
 from topics_service.engine.snapshot import Snapshot
 
 _AUTO_MAX = 500
@@ -37,18 +37,17 @@ decode_row = msgspec.msgpack.Decoder(TopicRow).decode
 
 
 class LogOpener(Protocol):
-    """Makes the log with this id from its state row and its durable ceiling."""
+    """Makes the log with this id, of a topic of this class, from its rows, once."""
 
-    def __call__(self, log_id: int, state: bytes, ceiling: int, /) -> Log: ...
+    def __call__(self, log_id: int, durability: Durability, /) -> Log: ...
 
 
 class StoredTopic(NamedTuple):
-    """A topic as its rows have it, valid and up to date: what a dormant topic is opened from."""
+    """A topic as its row has it, valid and up to date: what a dormant topic is opened from."""
 
     row: bytes
     open_log: LogOpener
-    states: tuple[bytes, ...]
-    ceilings: tuple[int, ...]
+    log_ids: tuple[int, ...]
 
 
 class Topic:
@@ -118,8 +117,8 @@ class Topic:
             if stored is None:
                 raise AttributeError(f"a topic has no attribute {name!r}", name=name, obj=self)
             if name == "logs":
-                row = self._row
-                self.adopt(row, list(map(stored.open_log, row.log_ids, stored.states, stored.ceilings)))
+                durability = self.config.durability
+                self.adopt(self._row, [stored.open_log(log_id, durability) for log_id in stored.log_ids])
             else:
                 row = decode_row(stored.row)
                 row.config = self.config  # one object for all topics that have the same
@@ -134,7 +133,13 @@ class Topic:
     @property
     def partition_count(self) -> int:
         """The number of partitions; a dormant topic stays dormant."""
-        return len(self.logs if self._stored is None else self._stored.states)
+        return len(self.logs if self._stored is None else self._stored.log_ids)
+
+    @property
+    def stored_log_ids(self) -> tuple[int, ...]:
+        """The ids of the logs of a dormant topic."""
+        assert self._stored is not None, "a topic that was opened has its logs"
+        return self._stored.log_ids
 
     @property
     def topic_id(self) -> str:
