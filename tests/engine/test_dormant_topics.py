@@ -46,7 +46,7 @@ def test_what_recovery_has_read_is_released() -> None:
     for i in range(300):
         world.append(b"1", topic=f"t{i:03}")
     world.cut_power()
-    opener = world.engine.catalog.topics["t000"]._stored.open_log.__self__
+    opener = world.engine.catalog.topics["t000"]._open_log.__self__
 
     def kept() -> dict[str, int]:
         return {name: len(value) for name, value in vars(opener).items() if isinstance(value, dict) and value}

@@ -10,7 +10,7 @@ from sortedcontainers import SortedDict
 
 from topics_service.engine.model import TopicConfig
 from topics_service.engine.stored_logs import DAMAGE, StoredLogs, damaged
-from topics_service.engine.topic import StoredTopic, Topic, TopicRow
+from topics_service.engine.topic import Topic, TopicRow
 from topics_service.engine.topic_counts import TopicCounts
 from topics_service.storage import keys
 from topics_service.storage.store import Family, Reader, StoreOpenError
@@ -59,6 +59,7 @@ class StoredCatalog:
         self.counts = TopicCounts()
         self.partitions = 0
         self.logs = StoredLogs()
+        self._open_log = self.logs.open  # one object for all topics
         self.rows = 0
         """The number of rows that were taken over, from the store or as changes."""
         self._store = store
@@ -121,9 +122,7 @@ class StoredCatalog:
     def _read(self) -> Iterator[None]:
         for family in _OF_LOGS:
             for rows in self._slices(family, _ROWS_A_SLICE):
-                put = self.logs.put
-                for key, value in rows:
-                    put(family, key, value)
+                self.logs.put(family, rows)
                 yield
         for rows in self._slices(Family.TOPICS, _SLICE):
             found = [self._put(key, value) for key, value in rows]
@@ -157,7 +156,7 @@ class StoredCatalog:
         elif stop is not None:
             self.logs.delete_range(family, key, stop)
         elif value is not None:
-            self.logs.put(family, key, value)
+            self.logs.put(family, ((key, value),))
         else:
             self.logs.delete(family, key)
             if family is Family.LOGS and keys.read_u64(key) not in self._gone:
@@ -183,7 +182,7 @@ class StoredCatalog:
         for log_id in row.log_ids:
             if log_id not in logs:
                 logs.damaged[Family.LOGS, keys.u64(log_id)] = _MISSING
-        topic = Topic.dormant(number, name, config, StoredTopic(value, logs.open, tuple(row.log_ids)))
+        topic = Topic.dormant(number, name, config, value, tuple(row.log_ids), self._open_log)
         self.by_number[number] = topic
         if self._work is None:
             self.topics[name] = topic

@@ -1,7 +1,8 @@
 """Logs as their rows have them, from which dormant topics open theirs."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -23,7 +24,6 @@ DAMAGE: Final = (TopicsError, ValueError, struct.error, msgspec.MsgspecError)
 
 _NO_CEILING: Final = Ceiling()
 _KNOWN_CEILINGS: Final = 4096  # most logs have the same few
-_NOTHING: Final = (0, 0, 0, 0)
 
 
 class StoredLogs:
@@ -43,6 +43,12 @@ class StoredLogs:
         self._gaps: dict[int, dict[int, Gap]] = {}
         self._recovered: dict[int, Snapshot] = {}
         self._known: dict[bytes, Ceiling] = {}
+        self._puts: Final[Mapping[Family, Callable[[int, bytes, bytes], None]]] = {
+            Family.LOGS: self._put_state,
+            Family.CEILINGS: self._put_ceiling,
+            Family.DELETES: self._put_deletes,
+            Family.GAPS: self._put_gap,
+        }
         self._writer: Writer
         self._memory: Store
         self._cache: BlockCache
@@ -56,30 +62,23 @@ class StoredLogs:
 
     # --------------------------------------------------------------------- rows
 
-    def put(self, family: Family, key: bytes, value: bytes) -> None:
-        """Take over a row that is new or has another value."""
-        if self.damaged:
-            self.damaged.pop((family, key), None)
-        try:
-            log_id = keys.read_u64(key)
-            if family is Family.LOGS:
-                self._put_state(log_id, value)
-            elif family is Family.CEILINGS:
-                self._ceilings[log_id] = self._known.get(value) or self._ceiling(value)
-            elif family is Family.DELETES:
-                self._deletes.setdefault(log_id, {})[keys.read_u64(key, 8)] = decode_chunk(value)
-            else:
-                start = keys.read_u64(key, 8)
-                self._gaps.setdefault(log_id, {})[start] = Gap.of_row(start, value)
-        except DAMAGE as error:
-            self.damaged[family, key] = error
+    def put(self, family: Family, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take over rows that are new or have another value."""
+        damaged, put, read_u64 = self.damaged, self._puts[family], keys.read_u64
+        for key, value in rows:
+            if damaged:
+                damaged.pop((family, key), None)
+            try:
+                put(read_u64(key), key, value)
+            except DAMAGE as error:
+                damaged[family, key] = error
 
     def delete(self, family: Family, key: bytes) -> None:
         """Forget a row, if it is there."""
         self.damaged.pop((family, key), None)
         log_id = keys.read_u64(key)
         if family is Family.LOGS:
-            self._put_state(log_id, None)
+            self._drop_state(log_id)
         elif family is Family.CEILINGS:
             self._ceilings.pop(log_id, None)
         else:
@@ -102,27 +101,39 @@ class StoredLogs:
     def _of(self, family: Family) -> "dict[int, dict[int, Chunk]] | dict[int, dict[int, Gap]]":
         return self._deletes if family is Family.DELETES else self._gaps
 
-    def _put_state(self, log_id: int, row: bytes | None) -> None:
-        old = self._states.pop(log_id, None)
-        if old is not None:
-            _, count, nbytes, volatile_from = _figures(old)
-            self.records -= count
-            self.bytes -= nbytes
-            if volatile_from:
-                self.volatile.discard(log_id)
-        if row is not None:
-            self._states[log_id] = row
-            _, count, nbytes, volatile_from = snapshot.figures(row)
-            self.records += count
-            self.bytes += nbytes
-            if volatile_from:
-                self.volatile.add(log_id)
+    def _put_state(self, log_id: int, _key: bytes, row: bytes) -> None:
+        if log_id in self._states:
+            self._drop_state(log_id)
+        self._states[log_id] = row
+        _, count, nbytes, volatile_from = snapshot.figures(row)
+        self.records += count
+        self.bytes += nbytes
+        if volatile_from:
+            self.volatile.add(log_id)
 
-    def _ceiling(self, row: bytes) -> Ceiling:
-        if len(self._known) == _KNOWN_CEILINGS:
-            self._known.clear()
-        found = self._known[row] = decode_ceiling(row)
-        return found
+    def _drop_state(self, log_id: int) -> None:
+        row = self._states.pop(log_id, None)
+        if row is not None:
+            with suppress(ValueError):  # nothing was counted of a damaged one
+                _, count, nbytes, _ = snapshot.figures(row)
+                self.records -= count
+                self.bytes -= nbytes
+            self.volatile.discard(log_id)
+
+    def _put_ceiling(self, log_id: int, _key: bytes, row: bytes) -> None:
+        found = self._known.get(row)
+        if found is None:
+            if len(self._known) == _KNOWN_CEILINGS:
+                self._known.clear()
+            found = self._known[row] = decode_ceiling(row)
+        self._ceilings[log_id] = found
+
+    def _put_deletes(self, log_id: int, key: bytes, row: bytes) -> None:
+        self._deletes.setdefault(log_id, {})[keys.read_u64(key, 8)] = decode_chunk(row)
+
+    def _put_gap(self, log_id: int, key: bytes, row: bytes) -> None:
+        start = keys.read_u64(key, 8)
+        self._gaps.setdefault(log_id, {})[start] = Gap.of_row(start, row)
 
     # --------------------------------------------------------------------- logs
 
@@ -189,11 +200,3 @@ def read_state(store: Reader, log_id: int, durability: Durability) -> Snapshot:
 def damaged(what: str, error: Exception) -> StoreOpenError:
     """The error of a start that meets a damaged row."""
     return StoreOpenError(f"{what} is damaged: {error}")
-
-
-def _figures(row: bytes) -> tuple[int, int, int, int]:
-    """`snapshot.figures`, which has counted nothing for a damaged row."""
-    try:
-        return snapshot.figures(row)
-    except ValueError:
-        return _NOTHING

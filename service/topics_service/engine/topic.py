@@ -1,6 +1,6 @@
 """A topic: its identity, configuration, recency and logs."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -42,14 +42,6 @@ class LogOpener(Protocol):
     def __call__(self, log_id: int, durability: Durability, /) -> Log: ...
 
 
-class StoredTopic(NamedTuple):
-    """A topic as its row has it, valid and up to date: what a dormant topic is opened from."""
-
-    row: bytes
-    open_log: LogOpener
-    log_ids: tuple[int, ...]
-
-
 class Topic:
     """A live topic. `number` is its catalog key and epoch: it grows with every topic created, so a recreated topic
     never looks like the one before. One log for each partition.
@@ -59,6 +51,7 @@ class Topic:
     """
 
     __slots__ = (
+        "_open_log",
         "_row",
         "_stored",
         "config",
@@ -67,13 +60,17 @@ class Topic:
         "logs",
         "name",
         "number",
+        "stored_log_ids",
         "touched_ts",
         "visible_after",
     )
 
+    _open_log: LogOpener
     _row: TopicRow
     identity: Identity
     logs: list[Log]
+    stored_log_ids: tuple[int, ...]
+    """The ids of the logs of a dormant topic."""
 
     def __init__(self, number: int, row: TopicRow, logs: list[Log], visible_after: int = 0) -> None:
         self.number = number
@@ -84,20 +81,25 @@ class Topic:
         self.adopt(row, logs)
 
     @classmethod
-    def dormant(cls, number: int, name: str, config: TopicConfig, stored: StoredTopic) -> "Topic":
-        """A topic that is opened when it is used. `name` and `config` are those of the stored row."""
+    def dormant(
+        cls, number: int, name: str, config: TopicConfig, row: bytes, log_ids: tuple[int, ...], open_log: LogOpener
+    ) -> "Topic":
+        """A topic that is opened when it is used. `name`, `config` and `log_ids` are those of its row, which is valid
+        and up to date."""
         topic = cls.__new__(cls)
         topic.number = number
         topic.name = name
         topic.config = config
         topic.last_read_ts = topic.touched_ts = None
         topic.visible_after = 0
-        topic._stored = stored
+        topic._stored = row
+        topic.stored_log_ids = log_ids
+        topic._open_log = open_log
         return topic
 
     def adopt(self, row: TopicRow, logs: list[Log]) -> None:
         """Take over a new catalog row and these logs; name and identity stay."""
-        self._stored: StoredTopic | None = None
+        self._stored: bytes | None = None
         self.logs = logs
         for partition, log in enumerate(logs):
             log.blocks.topic_partition = (self.name, partition)
@@ -118,9 +120,9 @@ class Topic:
                 raise AttributeError(f"a topic has no attribute {name!r}", name=name, obj=self)
             if name == "logs":
                 durability = self.config.durability
-                self.adopt(self._row, [stored.open_log(log_id, durability) for log_id in stored.log_ids])
+                self.adopt(self._row, [self._open_log(log_id, durability) for log_id in self.stored_log_ids])
             else:
-                row = decode_row(stored.row)
+                row = decode_row(stored)
                 row.config = self.config  # one object for all topics that have the same
                 self._identify(row)
             return getattr(self, name)
@@ -133,18 +135,12 @@ class Topic:
     @property
     def partition_count(self) -> int:
         """The number of partitions; a dormant topic stays dormant."""
-        return len(self.logs if self._stored is None else self._stored.log_ids)
-
-    @property
-    def stored_log_ids(self) -> tuple[int, ...]:
-        """The ids of the logs of a dormant topic."""
-        assert self._stored is not None, "a topic that was opened has its logs"
-        return self._stored.log_ids
+        return len(self.logs if self._stored is None else self.stored_log_ids)
 
     @property
     def topic_id(self) -> str:
         """The id; a dormant topic stays dormant."""
-        return self.identity.topic_id if self._stored is None else decode_row(self._stored.row).topic_id
+        return self.identity.topic_id if self._stored is None else decode_row(self._stored).topic_id
 
     @property
     def created_ts(self) -> int:
