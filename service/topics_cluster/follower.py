@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+from topics_client.units import counted
 from topics_cluster import objects
 from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.log import Position, Tail
@@ -183,12 +184,14 @@ class Follower:
 
     async def _prepare(self) -> None:
         """Make the store's catalog ready for a takeover, in slices."""
-        if self._store.catalog is None:
-            self._store.catalog = StoredCatalog(self._store)
+        catalog = self._store.catalog
+        if catalog is None:
+            catalog = self._store.catalog = StoredCatalog(self._store)
         is_ready = False
         while not is_ready:
             await asyncio.sleep(_PAUSE_SECONDS)
             is_ready = not self._advance()
+        log.info("ready to take over shard %d with %s", self.shard, counted(len(catalog), "topic"))
 
     def _advance(self) -> bool:
         catalog = self._store.catalog
