@@ -40,6 +40,7 @@ class Catalog:
         new_id: Callable[[int], str],
     ) -> None:
         self.topics: SortedDict[str, Topic] = SortedDict()
+        self.by_id: dict[str, Topic] = {}
         self.counts = TopicCounts()
         self.on_created: list[Callable[[Topic], None]] = []
         """Called when a new topic becomes visible."""
@@ -92,7 +93,8 @@ class Catalog:
 
     def load(self, stored: StoredCatalog) -> None:
         """Take over what recovery found."""
-        self.topics, self.counts, self._logs = stored.topics, stored.counts, stored.partitions
+        self.topics, self.by_id, self.counts = stored.topics, stored.by_id, stored.counts
+        self._logs = stored.partitions
 
     def has_room_for(self, count: int) -> bool:
         """Return whether `count` more topics, each with one partition, may be created."""
@@ -149,7 +151,7 @@ class Catalog:
         """Add a topic that `stage` staged, once it is written."""
         self._next_topic = topic.number + 1
         self._next_log = topic.logs[-1].log_id + 1
-        self.topics[topic.name] = topic
+        self.topics[topic.name] = self.by_id[topic.topic_id] = topic
         topic.visible_after = ticket
         self._logs += len(topic.logs)
         self.counts.add(topic.config)
@@ -199,7 +201,7 @@ class Catalog:
 
     def removed(self, topic: Topic) -> None:
         """Forget the topic once its removal is written, and wake all waiters."""
-        del self.topics[topic.name]
+        del self.topics[topic.name], self.by_id[topic.topic_id]
         self._logs -= len(topic.logs)
         self.counts.remove(topic.config)
         self._writer.forget(-topic.number)

@@ -56,6 +56,7 @@ class StoredCatalog:
     def __init__(self, store: Reader) -> None:
         self.topics: SortedDict[str, Topic] = SortedDict()
         self.by_number: dict[int, Topic] = {}
+        self.by_id: dict[str, Topic] = {}
         self.counts = TopicCounts()
         self.partitions = 0
         self.logs = StoredLogs()
@@ -183,7 +184,7 @@ class StoredCatalog:
             if log_id not in logs:
                 logs.damaged[Family.LOGS, keys.u64(log_id)] = _MISSING
         topic = Topic.dormant(number, name, config, value, tuple(row.log_ids), self._open_log)
-        self.by_number[number] = topic
+        self.by_number[number] = self.by_id[row.topic_id] = topic
         if self._work is None:
             self.topics[name] = topic
         else:
@@ -211,6 +212,7 @@ class StoredCatalog:
             for names in (self._unsorted, self.topics):
                 if names.get(topic.name) is topic:
                     del names[topic.name]
+            self.by_id.pop(topic.topic_id, None)
             self.counts.remove(topic.config)
             self.partitions -= topic.partition_count
         return topic
