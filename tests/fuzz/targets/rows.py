@@ -14,6 +14,7 @@ from topics_service.engine.deletes import Deletes, decode_chunk
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.idempotency import _ROW as OUTCOME
 from topics_service.engine.idempotency import expiry_key
+from topics_service.engine.lives import Ceiling, decode_ceiling
 from topics_service.engine.membership import subscriptions
 from topics_service.engine.membership.members import RefusedError
 from topics_service.engine.model import TagMatch, TopicConfig
@@ -34,6 +35,7 @@ from topics_service.engine.router.router import decode_row as decode_router
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.topic import TopicRow
 from topics_service.engine.topic import decode_row as decode_topic
+from topics_service.storage import keys
 
 DAMAGE: Final = (TopicsError, ValueError, struct.error, msgspec.MsgspecError)
 """As `stored_logs` catches it."""
@@ -122,6 +124,13 @@ TARGETS = (
         errors=DAMAGE,
         samples=[_TOPIC.encode()],
         covers=(f"{_ENGINE}.stored_catalog",),
+    ),
+    Target(
+        name="ceiling of a log",
+        decode=decode_ceiling,
+        errors=(ValueError,),
+        samples=[Ceiling(7, 2).encode(), keys.u64(7)],
+        covers=(f"{_ENGINE}.lives:decode_ceiling",),
     ),
     Target(
         name="delete bitmap",
