@@ -15,10 +15,11 @@ import msgspec
 from topics_backup.errors import BackupError
 from topics_backup.manifest import Partition, Topic
 from topics_client.units import counted
-from topics_service.engine import recovery, snapshot
+from topics_service.engine import recovery
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import DiffRequest
+from topics_service.engine.stored_logs import read_state
 from topics_service.engine.topic import decode_row
 from topics_service.storage import keys
 from topics_service.storage.rocks import RocksStore
@@ -72,10 +73,7 @@ def _topics(store: Store) -> Iterator[Topic]:
         row = decode_row(value)
         partitions = []
         for log_id in row.log_ids:
-            state = store.get(Family.LOGS, keys.u64(log_id))
-            if state is None:
-                raise ValueError(f'topic "{row.name}" has no state row')
-            s = snapshot.decode(state)
+            s = read_state(store, log_id, row.config.durability)
             partitions.append(Partition(s.head, s.earliest, s.count, log_id))
         config = row.config
         yield Topic(row.name, row.topic_id, keys.read_u64(key), config.type, config.durability, partitions)
@@ -120,6 +118,7 @@ def _jump(engine: Engine, seqs: int) -> None:
     for topic in engine.catalog.topics.values():
         for log in topic.logs:
             s = copy(log.state)
+            batch.apply(Family.GAPS, log.owed)
             recovery.lose(s, log.blocks, log.log_id, s.head + 1, s.head + seqs, batch)
     engine.writer.commit(batch)
     engine.sync()

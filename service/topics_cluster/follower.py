@@ -5,12 +5,14 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+from topics_client.units import counted
 from topics_cluster import objects
 from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.log import Position, Tail
 from topics_cluster.objects import DamagedObjectError, LogObject
 from topics_cluster.store import ShardStore
 from topics_net import background
+from topics_service.engine.stored_catalog import StoredCatalog
 from topics_service.storage.store import StoreStalledError
 
 log = logging.getLogger("topics.cluster")
@@ -24,6 +26,7 @@ _INLINE_BYTES: Final = 64 << 10  # larger objects are decoded and applied on a t
 _POLL_SECONDS: Final = 1.0
 _CHECK_SECONDS: Final = 60.0
 _STALL_SECONDS: Final = 0.05
+_PAUSE_SECONDS: Final = 0.001  # between slices of a third of that
 
 
 class BehindCheckpointError(Exception):
@@ -79,13 +82,25 @@ class Follower:
 
     async def run(self) -> None:
         """Follow until cancelled: after each notice, and once a second without any. Waits where the bucket is away.
+        Meanwhile the store's catalog is made ready for a takeover.
 
         Raises StoreError and the errors of `check` and `Tail.read`: the store is of no use then.
         """
+        preparing = background.start(self._prepare())
+        preparing.add_done_callback(lambda _: self._notice.set())
+        try:
+            await self._follow(preparing)
+        finally:
+            preparing.cancel()
+            await asyncio.wait((preparing,))
+
+    async def _follow(self, preparing: "asyncio.Task[None]") -> None:
         loop = asyncio.get_running_loop()
         checked = loop.time()
         while True:
             self._notice.clear()
+            if preparing.done():
+                preparing.result()
             try:
                 if await self.catch_up():
                     checked = loop.time()
@@ -162,7 +177,31 @@ class Follower:
             except StoreStalledError:
                 await asyncio.sleep(_STALL_SECONDS)
         self.last = found
+        while self._store.catalog is not None and self._store.catalog.is_behind:
+            if self._advance():
+                await asyncio.sleep(0)  # a large object has many changes
         self.on_applied(found)
+
+    async def _prepare(self) -> None:
+        """Make the store's catalog ready for a takeover, in slices."""
+        catalog = self._store.catalog
+        if catalog is None:
+            catalog = self._store.catalog = StoredCatalog(self._store)
+        is_ready = False
+        while not is_ready:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            is_ready = not self._advance()
+        log.info("ready to take over shard %d with %s", self.shard, counted(len(catalog), "topic"))
+
+    def _advance(self) -> bool:
+        catalog = self._store.catalog
+        if catalog is None:
+            return False
+        try:
+            return catalog.advance()
+        except BaseException:
+            self._store.catalog = None  # what it has is of no use
+            raise
 
 
 async def _to_the_end(call: Callable[..., T], *args: object) -> T:

@@ -9,6 +9,8 @@ from typing import Any, Final, Protocol
 from topics_cluster.log import START, Position
 from topics_cluster.objects import LogObject, Op, Row
 from topics_cluster.uploader import Uploader
+from topics_service.engine import stored_catalog
+from topics_service.engine.stored_catalog import Change, StoredCatalog
 from topics_service.storage import segments
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.rocks_batch import RocksBatch
@@ -95,6 +97,8 @@ class ShardStore(RocksStore):
         self._position, self.ticket = (START, START.ticket) if row is None else read_position(row)
         self.engine: Numbering = _NO_ENGINE
         """The engine's writer, whose own tickets begin at 1 in each life."""
+        self.catalog: StoredCatalog | None = None
+        """What a follower keeps ready for a takeover: `apply` tells it of each change."""
         self.on_written: Callable[[], None] = lambda: None
         """Called after each write of an owner; `uploader.wake` has to follow."""
         self._offset = -1
@@ -205,8 +209,11 @@ class ShardStore(RocksStore):
         """
         assert self._uploader is None, "an owner does not follow"
         batch = RocksBatch(self._handles, self.usage)
+        changes: list[Change] = []
         for each in found.batches:
             for op, number, key, value in each.rows:
+                if _FAMILIES[number] in stored_catalog.FAMILIES:
+                    changes.append(_change(op, _FAMILIES[number], key, value))
                 if op == _PUT:
                     batch.put(_FAMILIES[number], key, value)
                 elif op == _DELETE:
@@ -219,6 +226,13 @@ class ShardStore(RocksStore):
             batch.put(Family.META, POSITION_KEY, position.pack() + ticket.to_bytes(8, "big"))
             super().write(batch)
             self._position, self.ticket = position, ticket
+        if self.catalog is not None and changes:
+            self.catalog.changed(changes)
+
+    def take_catalog(self) -> StoredCatalog | None:
+        """Return what was kept ready for a takeover, if anything was, for the engine of the owner."""
+        catalog, self.catalog = self.catalog, None
+        return catalog
 
     def sync(self) -> None:
         """See Store. An owner also waits until all is in the object store. Raises StoreError after 10 s, when the
@@ -231,6 +245,12 @@ class ShardStore(RocksStore):
         """See Store. Does not wait for the object store; `sync` does."""
         self.disown()
         super().close()
+
+
+def _change(op: int, family: Family, key: bytes, value: bytes) -> Change:
+    if op == _PUT:
+        return Change(family, key, value)
+    return Change(family, key, stop=None if op == _DELETE else value)
 
 
 def read_position(row: bytes) -> tuple[Position, int]:

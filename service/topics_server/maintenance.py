@@ -9,6 +9,7 @@ from collections.abc import Callable
 from topics_client.units import counted
 from topics_server.disk import FreeSpace
 from topics_service.engine.engine import Engine
+from topics_service.engine.stored_catalog import StoredCatalog
 from topics_service.storage import segment_upkeep
 from topics_service.storage.boot import boot_id
 from topics_service.storage.segment_upkeep import SegmentUpkeep
@@ -21,13 +22,16 @@ _SWEEP_SECONDS = 1.0
 _RECOVERY_SLICE_SECONDS = 0.02
 
 
-async def recover(engine: Engine, stop: asyncio.Event, boot: str | None = None) -> None:
+async def recover(
+    engine: Engine, stop: asyncio.Event, boot: str | None = None, stored: StoredCatalog | None = None
+) -> None:
     """Recover in slices, between the answers to health probes, until done or `stop` is set.
 
-    `boot` stands in for the id of this boot of the machine: where it is new, a tail may be lost.
+    `boot` stands in for the id of this boot of the machine: where it is new, a tail may be lost. `stored` is what
+    is known of the store already.
     """
     slice_ends = time.monotonic() + _RECOVERY_SLICE_SECONDS
-    for _ in engine.recover(boot_id() if boot is None else boot):
+    for _ in engine.recover(boot_id() if boot is None else boot, stored):
         if stop.is_set():
             return
         if time.monotonic() >= slice_ends:

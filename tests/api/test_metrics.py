@@ -264,7 +264,7 @@ async def test_refused_and_failed_writes(engine: Engine, store: Store, metrics: 
 async def test_while_recovering_and_draining(
     store: Store, engine: Engine, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("topics_service.engine.recovery._SLICE", 1)
+    monkeypatch.setattr("topics_service.engine.stored_catalog._SLICE", 1)
     for name in "abcd":
         put(engine, name)
     starting = Engine(store, SystemClock(), recover=False)

@@ -106,7 +106,8 @@ class Term:
     async def start(self, set_serving: Callable[[bool], None]) -> None:
         """Recover the engine as after a power cut. Raises StoreError and TopicsError."""
         self._background = [background.start(each) for each in self.core.background(set_serving)]
-        await maintenance.recover(self.core.engine, asyncio.Event(), self.ownership.boot_id)
+        stored = self._store.take_catalog()
+        await maintenance.recover(self.core.engine, asyncio.Event(), self.ownership.boot_id, stored)
         self.core.recovered()
 
     async def standpoint(self) -> Standpoint:

@@ -10,16 +10,20 @@ from ulid import ULID
 from topics_service.engine import names
 from topics_service.engine.engine import Engine
 from topics_service.engine.model import Identity, TopicConfig
-from topics_service.engine.topic import Topic
 
 _PREFIX: Final = "top_"
-_STALE: Final = 1024
 
 
 @lru_cache(maxsize=8192)
 def uuid_of(topic_id: str) -> UUID:
     """The UUID of a topic id `top_<ulid>`: the 16 bytes of the ULID. The mapping is one to one."""
     return ULID.from_str(topic_id.removeprefix(_PREFIX).upper()).to_uuid()
+
+
+@lru_cache(maxsize=8192)
+def _topic_id_of(uuid: UUID) -> str:
+    """The topic id with this `uuid_of`."""
+    return _PREFIX + str(ULID.from_uuid(uuid)).lower()
 
 
 class TopicView(Protocol):
@@ -51,26 +55,18 @@ class TopicView(Protocol):
 
 
 class CatalogView:
-    """The topics that are visible to readers. Reads memory only; raises nothing except in `check_capacity`.
-
-    Create it after recovery, on the event loop that owns the engine: it indexes the ids of all topics.
-    """
+    """The topics that are visible to readers. Reads memory only; raises nothing except in `check_capacity`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._catalog = engine.catalog
-        self._by_id: dict[UUID, Topic] = {}
-        self._load()
-        self._catalog.on_created.append(self._add)
 
     def find(self, name: str | None, topic_id: UUID | None = None) -> TopicView | None:
         """The topic by name or, if that is empty, by id."""
         if name:
             topic = self._catalog.find(name)
         else:
-            topic = None if topic_id is None else self._by_id.get(topic_id)
-            if topic is not None and self._catalog.find(topic.name) is not topic:  # it was deleted
-                return None
+            topic = None if topic_id is None else self._catalog.by_id.get(_topic_id_of(topic_id))
         return None if topic is None or self._catalog.unsynced(topic) else topic
 
     def within(self, prefixes: tuple[str, ...] | None) -> Iterator[TopicView]:
@@ -99,11 +95,3 @@ class CatalogView:
     def is_behind(self, name: str) -> bool:
         """Return whether `RoutersApi.forwarded` would wait."""
         return bool(self._engine.routers.behind(name))
-
-    def _add(self, topic: Topic) -> None:
-        if len(self._by_id) > 2 * len(self._catalog) + _STALE:
-            self._load()  # drops deleted topics
-        self._by_id[uuid_of(topic.identity.topic_id)] = topic
-
-    def _load(self) -> None:
-        self._by_id = {uuid_of(topic.topic_id): topic for topic in self._catalog.each()}

@@ -1,6 +1,6 @@
 """The catalog of topics: by name, as rows, and with the moment at which each becomes visible."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
 from topics_service.engine.model import TopicConfig
 from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.stored_catalog import StoredCatalog
 from topics_service.engine.topic import Topic, TopicRow
 from topics_service.engine.topic_counts import TopicCounts
 from topics_service.engine.transaction import Transaction
@@ -39,6 +40,7 @@ class Catalog:
         new_id: Callable[[int], str],
     ) -> None:
         self.topics: SortedDict[str, Topic] = SortedDict()
+        self.by_id: dict[str, Topic] = {}
         self.counts = TopicCounts()
         self.on_created: list[Callable[[Topic], None]] = []
         """Called when a new topic becomes visible."""
@@ -54,12 +56,11 @@ class Catalog:
         self._prefix = prefix
         self._new_id = new_id
         self._logs = 0
-        self._loaded: dict[str, Topic] = {}  # by recovery, until `finish_load` sorts them
         self._next_topic = _counter(writer.store, _NEXT_TOPIC)
         self._next_log = _counter(writer.store, _NEXT_LOG)
 
     def __len__(self) -> int:
-        return len(self.topics) or len(self._loaded)
+        return len(self.topics)
 
     def each(self) -> Iterable[Topic]:
         """All topics, in no order."""
@@ -90,16 +91,10 @@ class Catalog:
                     break
                 yield name
 
-    def load(self, topics: Sequence[Topic]) -> None:
-        """Add topics that recovery found. `finish_load` follows the last ones."""
-        self._loaded.update({topic.name: topic for topic in topics})
-        self._logs += sum([topic.partition_count for topic in topics])
-        self.counts.add_all([topic.config for topic in topics])
-
-    def finish_load(self) -> None:
-        """Sort the topics that recovery found: at once, which takes a third of the time that one after another does."""
-        self.topics.update(self._loaded)
-        self._loaded = {}
+    def load(self, stored: StoredCatalog) -> None:
+        """Take over what recovery found."""
+        self.topics, self.by_id, self.counts = stored.topics, stored.by_id, stored.counts
+        self._logs = stored.partitions
 
     def has_room_for(self, count: int) -> bool:
         """Return whether `count` more topics, each with one partition, may be created."""
@@ -156,7 +151,7 @@ class Catalog:
         """Add a topic that `stage` staged, once it is written."""
         self._next_topic = topic.number + 1
         self._next_log = topic.logs[-1].log_id + 1
-        self.topics[topic.name] = topic
+        self.topics[topic.name] = self.by_id[topic.topic_id] = topic
         topic.visible_after = ticket
         self._logs += len(topic.logs)
         self.counts.add(topic.config)
@@ -206,7 +201,7 @@ class Catalog:
 
     def removed(self, topic: Topic) -> None:
         """Forget the topic once its removal is written, and wake all waiters."""
-        del self.topics[topic.name]
+        del self.topics[topic.name], self.by_id[topic.topic_id]
         self._logs -= len(topic.logs)
         self.counts.remove(topic.config)
         self._writer.forget(-topic.number)

@@ -51,6 +51,7 @@ from topics_service.engine.queue.queues import Queues
 from topics_service.engine.router.forwarding import Forwarding
 from topics_service.engine.router.routers import Routers
 from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.stored_catalog import StoredCatalog
 from topics_service.engine.tables.routing import Routing
 from topics_service.engine.tables.tables import Tables
 from topics_service.engine.tables.topic_catalog import TopicCatalog, check_target
@@ -149,24 +150,30 @@ class Engine:
             self, self.catalog, self.writer, clock, self.topic_catalog, self.routing, self.tables, self._touch
         )
         self._ttl_cursor = ""
+        self._stored: StoredCatalog | None = None  # during recovery
         self.recovered = 0.0  # the completed fraction of recovery; at 1.0 the engine takes calls
         if recover:
             for _ in self.recover(boot_id):
                 pass
 
-    def recover(self, boot_id: str) -> Iterator[float]:
-        """Load the topics, yielding the completed fraction at times. No other call is allowed before it ends."""
-        for topics, done in recovery.load(self.writer, self._memory, self.blocks, boot_id):
-            self.catalog.load(topics)
-            self.recovered = done
-            yield done
-        self.catalog.finish_load()
-        self.topic_catalog.load()
+    def recover(self, boot_id: str, stored: StoredCatalog | None = None) -> Iterator[float]:
+        """Load the topics, yielding the completed fraction at times. No other call is allowed before it ends.
+
+        `stored` is what is known of the store already, up to its last write.
+        """
+        self._stored = stored = stored or StoredCatalog(self.writer.store)
+        for _ in stored.complete():
+            self.recovered = stored.done
+            yield self.recovered
+        recovery.begin(self.writer, self._memory, self.blocks, stored, boot_id)
+        self.catalog.load(stored)
+        self.topic_catalog.load(stored.by_number)
         self.routing.load()
         self.tables.load()
         self.routers.load(recovery.routers(self.writer.store, self.catalog.topics))
-        self.groups.load(recovery.groups(self.writer.store, self.catalog.each()))
+        self.groups.load(recovery.groups(self.writer.store, stored.by_number))
         self.queues.recover()
+        self._stored = None
         self.recovered = 1.0
 
     # ------------------------------------------------------------ durability
@@ -211,7 +218,8 @@ class Engine:
             reason = "not_ready"
         elif self.writer.failure is not None:
             reason = "read_only"
-        return ReadyState(ready=not reason, reason=reason, topics=len(self.catalog), replay_progress=self.recovered)
+        topics = len(self.catalog if self._stored is None else self._stored)
+        return ReadyState(ready=not reason, reason=reason, topics=topics, replay_progress=self.recovered)
 
     def sample(self, limit: int, allowed: tuple[str, ...] | None = None) -> Iterator[tuple[str, Totals]]:
         """Yield up to `limit` topics by name, as readers saw them last: nothing is read, expired or touched.

@@ -1,15 +1,17 @@
 """One partition's log: every change of its state, written ahead, then published to readers in commit order."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
 from itertools import islice
+from types import MappingProxyType
 from typing import Final
 
 from topics_service.engine import idempotency, retention, snapshot, tags
 from topics_service.engine.blocks import BlockCache, LogBlocks
 from topics_service.engine.errors import TopicsError
+from topics_service.engine.lives import Ceiling
 from topics_service.engine.model import Batch, TagMatch, TopicConfig
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.tagruns import Upkeep
@@ -26,6 +28,7 @@ BLOCK_BYTES = 1 << 20
 _NO_CHANGES: Final = deque[
     tuple[int, Snapshot]
 ]()  # never changed: most logs are idle, and an empty deque has 600 bytes
+_NOTHING_OWED: Final[Mapping[bytes, bytes | None]] = MappingProxyType({})
 _LARGE_APPEND = 1000  # records, beyond which the ceiling is raised further than by a step
 _FEW_ROWS = 8
 _SMALL_HEAD, _SMALL_BYTES = 1 << 10, 1 << 16  # of logs whose rows are all small
@@ -63,6 +66,7 @@ class Log:
         "has_expired",
         "hold",
         "log_id",
+        "owed",
         "reclaimable_from",
         "state",
         "tag_upkeep",
@@ -71,9 +75,18 @@ class Log:
     )
 
     def __init__(
-        self, log_id: int, writer: Writer, memory: Store, cache: BlockCache, state: Snapshot, ceiling: int
+        self,
+        log_id: int,
+        writer: Writer,
+        memory: Store,
+        cache: BlockCache,
+        state: Snapshot,
+        ceiling: int,
+        owed: Mapping[bytes, bytes | None] = _NOTHING_OWED,
     ) -> None:
+        """`owed` are changes of rows of gaps that `state` has and the store has not: see `put_state`."""
         self.log_id = log_id
+        self.owed = owed
         self._writer = writer
         self._memory = memory
         self.cache = cache
@@ -118,8 +131,7 @@ class Log:
         if state is s or retention.expire(state, self.blocks, config.ttl_ms, now, self.hold):
             batch = self._writer.begin()
             if self._has_durable_row(state):
-                batch.put(Family.LOGS, keys.u64(self.log_id), snapshot.encode(state))
-                ticket = self._writer.commit(batch)
+                ticket = self.commit_state(batch, state)
         if state is not s:
             for _, later in self._pending:
                 if later is not self.state:
@@ -407,14 +419,15 @@ class Log:
             step = CEILING_STEP if grown <= _LARGE_APPEND else grown * 16
             if s.head > self._reserved - step // 2 and grown > 0:
                 change.reserve = s.head + step
-                disk.put(Family.CEILINGS, keys.u64(self.log_id), keys.u64(change.reserve))
+                ceiling = Ceiling(change.reserve, self._writer.life)
+                disk.put(Family.CEILINGS, keys.u64(self.log_id), ceiling.encode())
             change.hold = change.hold or (s.head > self.ceiling and s.head > self.state.head)
         s.deletes, forgotten = s.deletes.forget_below(s.earliest)
         covered: tuple[Gap, ...] = ()
         if s.gaps and s.gaps[0].stop < s.evict_floor:
             covered, s.gaps = s.gaps_around(s.evict_floor)
         if self._has_durable_row(s):
-            disk.put(Family.LOGS, keys.u64(self.log_id), snapshot.encode(s))
+            self.put_state(disk, s)
             for number in chunks:
                 if number not in forgotten:
                     disk.put(Family.DELETES, keys.pair(self.log_id, number), s.deletes.encode(number))
@@ -422,6 +435,19 @@ class Log:
                 disk.delete(Family.DELETES, keys.pair(self.log_id, number))
             for gap in covered:
                 disk.delete(Family.GAPS, keys.pair(self.log_id, gap.start))
+
+    def put_state(self, disk: WriteBatch, s: Snapshot) -> None:
+        """Put the state row, and the loss that recovery found and that no row tells of yet."""
+        if self.owed:
+            disk.apply(Family.GAPS, self.owed)
+        disk.put(Family.LOGS, keys.u64(self.log_id), snapshot.encode(s))
+
+    def commit_state(self, batch: WriteBatch, s: Snapshot) -> int:
+        """Write the batch with the state row, outside a transaction, and return its ticket."""
+        self.put_state(batch, s)
+        ticket = self._writer.commit(batch)
+        self.owed = _NOTHING_OWED
+        return ticket
 
     def _has_durable_row(self, s: Snapshot) -> bool:
         """Return whether the stored row must follow `s`, the next state."""
@@ -436,6 +462,8 @@ class Log:
             if len(blocks) == 1:
                 self.cache.put(blocks[0])
             self.unsealed_blocks += len(blocks)
+        if self.owed and self._has_durable_row(s):
+            self.owed = _NOTHING_OWED
         self._account(s)
         self.state = s
         if change.reserve:

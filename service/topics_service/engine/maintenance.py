@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from copy import copy
 from itertools import groupby
 
-from topics_service.engine import snapshot, tagrows, tagruns, tags, tagupkeep
+from topics_service.engine import tagrows, tagruns, tags, tagupkeep
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.log import Log
 from topics_service.engine.writer import Writer
@@ -228,8 +228,7 @@ def _finish(log: Log, store: Store, writer: Writer, batch: WriteBatch, **physica
         row = copy(log.state)
         for field, value in physical.items():
             setattr(row, field, value)
-        batch.put(Family.LOGS, keys.u64(log.log_id), snapshot.encode(row))
-        writer.commit(batch)
+        log.commit_state(batch, row)
     else:
         store.write(batch)
     for state in log.snapshots():

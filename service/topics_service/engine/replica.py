@@ -15,10 +15,9 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from topics_service.engine import reader, retention, snapshot
+from topics_service.engine import reader, retention
 from topics_service.engine.blocks import BlockCache, LogBlocks
 from topics_service.engine.clock import Clock
-from topics_service.engine.deletes import Deletes, decode_chunk
 from topics_service.engine.errors import (
     Reason,
     TopicsError,
@@ -29,7 +28,8 @@ from topics_service.engine.errors import (
 )
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import BulkRequest, DiffReply
-from topics_service.engine.snapshot import Gap, Snapshot
+from topics_service.engine.snapshot import Snapshot
+from topics_service.engine.stored_logs import read_state
 from topics_service.engine.topic import TopicRow, decode_row
 from topics_service.storage import keys
 from topics_service.storage.memory import MemoryStore
@@ -165,20 +165,8 @@ class Replica:
         if row.config.durability == "ephemeral":
             raise _elsewhere(request, "its records are in memory only")
         log_id, store = row.log_ids[request.partition], self._store
-        value = store.get(Family.LOGS, keys.u64(log_id))
         with _damage(f'the state of partition {request.partition} of topic "{request.topic}"'):
-            if value is None:
-                raise ValueError("there is no row")
-            s = snapshot.decode(value)
-            s.deletes = Deletes(
-                {
-                    keys.read_u64(key, 8): decode_chunk(chunk)
-                    for key, chunk in store.scan(Family.DELETES, *keys.log_range(log_id))
-                }
-            )
-            s.gaps = tuple(
-                Gap.of_row(keys.read_u64(key, 8), gap) for key, gap in store.scan(Family.GAPS, *keys.log_range(log_id))
-            )
+            s = read_state(store, log_id, row.config.durability)
         if s.volatile_from:
             raise _elsewhere(request, "records of it are in memory only")
         blocks = LogBlocks(log_id, self._cache, store, self._memory)

@@ -1,13 +1,13 @@
 """A topic: its identity, configuration, recency and logs."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from topics_service.engine.errors import partition_not_found
 from topics_service.engine.log import Log
-from topics_service.engine.model import Identity, TopicConfig, TopicState
+from topics_service.engine.model import Durability, Identity, TopicConfig, TopicState
 from topics_service.engine.snapshot import Snapshot
 
 _AUTO_MAX = 500
@@ -37,18 +37,9 @@ decode_row = msgspec.msgpack.Decoder(TopicRow).decode
 
 
 class LogOpener(Protocol):
-    """Makes the log with this id from its state row and its durable ceiling."""
+    """Makes the log with this id, of a topic of this class, from its rows, once."""
 
-    def __call__(self, log_id: int, state: bytes, ceiling: int, /) -> Log: ...
-
-
-class StoredTopic(NamedTuple):
-    """A topic as its rows have it, valid and up to date: what a dormant topic is opened from."""
-
-    row: bytes
-    open_log: LogOpener
-    states: tuple[bytes, ...]
-    ceilings: tuple[int, ...]
+    def __call__(self, log_id: int, durability: Durability, /) -> Log: ...
 
 
 class Topic:
@@ -60,6 +51,7 @@ class Topic:
     """
 
     __slots__ = (
+        "_open_log",
         "_row",
         "_stored",
         "config",
@@ -68,13 +60,17 @@ class Topic:
         "logs",
         "name",
         "number",
+        "stored_log_ids",
         "touched_ts",
         "visible_after",
     )
 
+    _open_log: LogOpener
     _row: TopicRow
     identity: Identity
     logs: list[Log]
+    stored_log_ids: tuple[int, ...]
+    """The ids of the logs of a dormant topic."""
 
     def __init__(self, number: int, row: TopicRow, logs: list[Log], visible_after: int = 0) -> None:
         self.number = number
@@ -85,20 +81,25 @@ class Topic:
         self.adopt(row, logs)
 
     @classmethod
-    def dormant(cls, number: int, name: str, config: TopicConfig, stored: StoredTopic) -> "Topic":
-        """A topic that is opened when it is used. `name` and `config` are those of the stored row."""
+    def dormant(
+        cls, number: int, name: str, config: TopicConfig, row: bytes, log_ids: tuple[int, ...], open_log: LogOpener
+    ) -> "Topic":
+        """A topic that is opened when it is used. `name`, `config` and `log_ids` are those of its row, which is valid
+        and up to date."""
         topic = cls.__new__(cls)
         topic.number = number
         topic.name = name
         topic.config = config
         topic.last_read_ts = topic.touched_ts = None
         topic.visible_after = 0
-        topic._stored = stored
+        topic._stored = row
+        topic.stored_log_ids = log_ids
+        topic._open_log = open_log
         return topic
 
     def adopt(self, row: TopicRow, logs: list[Log]) -> None:
         """Take over a new catalog row and these logs; name and identity stay."""
-        self._stored: StoredTopic | None = None
+        self._stored: bytes | None = None
         self.logs = logs
         for partition, log in enumerate(logs):
             log.blocks.topic_partition = (self.name, partition)
@@ -118,10 +119,10 @@ class Topic:
             if stored is None:
                 raise AttributeError(f"a topic has no attribute {name!r}", name=name, obj=self)
             if name == "logs":
-                row = self._row
-                self.adopt(row, list(map(stored.open_log, row.log_ids, stored.states, stored.ceilings)))
+                durability = self.config.durability
+                self.adopt(self._row, [self._open_log(log_id, durability) for log_id in self.stored_log_ids])
             else:
-                row = decode_row(stored.row)
+                row = decode_row(stored)
                 row.config = self.config  # one object for all topics that have the same
                 self._identify(row)
             return getattr(self, name)
@@ -134,12 +135,12 @@ class Topic:
     @property
     def partition_count(self) -> int:
         """The number of partitions; a dormant topic stays dormant."""
-        return len(self.logs if self._stored is None else self._stored.states)
+        return len(self.logs if self._stored is None else self.stored_log_ids)
 
     @property
     def topic_id(self) -> str:
         """The id; a dormant topic stays dormant."""
-        return self.identity.topic_id if self._stored is None else decode_row(self._stored.row).topic_id
+        return self.identity.topic_id if self._stored is None else decode_row(self._stored).topic_id
 
     @property
     def created_ts(self) -> int:

@@ -32,6 +32,7 @@ class Writer:
         self.store = store
         self.written = 0
         self.synced = 0
+        self.life = 0  # the number of unclean ends before this start, see `lives`
         self.expiry_ticket = 0  # the newest of all logs, see `Log.expiry_ticket`
         self.statistics = WriteStatistics()
         self.total_records = 0  # live records of all logs

@@ -9,11 +9,12 @@ from msgspec.structs import replace
 from pyroaring import BitMap, BitMap64
 
 from support.kafka_members import Classic, Modern, Topics, World, assignment, settle, subscription
-from topics_service.engine import producers, recovery, snapshot
+from topics_service.engine import producers, snapshot, stored_catalog
 from topics_service.engine.deletes import Deletes, decode_chunk
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.idempotency import _ROW as OUTCOME
 from topics_service.engine.idempotency import expiry_key
+from topics_service.engine.lives import Ceiling, decode_ceiling
 from topics_service.engine.membership import subscriptions
 from topics_service.engine.membership.members import RefusedError
 from topics_service.engine.model import TagMatch, TopicConfig
@@ -34,9 +35,10 @@ from topics_service.engine.router.router import decode_row as decode_router
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.topic import TopicRow
 from topics_service.engine.topic import decode_row as decode_topic
+from topics_service.storage import keys
 
 DAMAGE: Final = (TopicsError, ValueError, struct.error, msgspec.MsgspecError)
-"""As `recovery` catches it."""
+"""As `stored_logs` catches it."""
 _ENGINE: Final = "topics_service.engine"
 _TOPIC = TopicRow(
     name="t", topic_id="top_x", slug="t", rrl="r", config=TopicConfig(cap_records=9, retain_until_acked_by=("g",)),
@@ -54,8 +56,8 @@ def _deletes() -> list[bytes]:
 
 
 def _topic_at_a_start(value: bytes) -> Any:
-    row = recovery.decode_catalog_row(value)
-    return row, recovery.decode_config(row.config)
+    row = stored_catalog.decode_catalog_row(value)
+    return row, stored_catalog.decode_config(row.config)
 
 
 def _chunk(value: bytes) -> Any:
@@ -121,7 +123,14 @@ TARGETS = (
         decode=_topic_at_a_start,
         errors=DAMAGE,
         samples=[_TOPIC.encode()],
-        covers=(f"{_ENGINE}.recovery",),
+        covers=(f"{_ENGINE}.stored_catalog",),
+    ),
+    Target(
+        name="ceiling of a log",
+        decode=decode_ceiling,
+        errors=(ValueError,),
+        samples=[Ceiling(7, 2).encode(), keys.u64(7)],
+        covers=(f"{_ENGINE}.lives:decode_ceiling",),
     ),
     Target(
         name="delete bitmap",

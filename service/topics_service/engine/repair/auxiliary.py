@@ -41,7 +41,7 @@ def save(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
             s = part.s
             if (
                 last is None
-                or (s is not None and part.settled is not None and last > s.head)
+                or (s is not None and part.settled is not None and last > part.head)
                 or _is_gone(part, family, last)
                 or (family is Family.LEASES and family in revived and keys.read_u64(key, 8))
             ):
@@ -65,7 +65,7 @@ def save(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
 def _is_gone(part: Part, family: Family, seq: int) -> bool:
     """Return whether the row refers to seqs that never existed, or to a job whose record is lost."""
     s = part.settled
-    return s is not None and (seq > s.head or (family is Family.LEASES and s.gap_at(seq) is not None))
+    return s is not None and (seq > part.head or (family is Family.LEASES and s.gap_at(seq) is not None))
 
 
 def _looked(

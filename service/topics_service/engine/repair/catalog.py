@@ -2,8 +2,9 @@
 
 from contextlib import suppress
 
-from topics_service.engine import names, snapshot
+from topics_service.engine import lives, names, snapshot
 from topics_service.engine.deletes import CHUNK_BITS, Chunk, Deletes, decode_chunk
+from topics_service.engine.lives import Ceiling, Lives, decode_ceiling
 from topics_service.engine.model import TopicConfig
 from topics_service.engine.repair.actions import Rows, log_of
 from topics_service.engine.snapshot import Gap, Snapshot
@@ -26,7 +27,8 @@ class Ledger:
     def __init__(self) -> None:
         self.parts: dict[int, Part] = {}
         self.derived: set[int] = set()
-        self.ceilings: dict[int, int] = {}
+        self.ceilings: dict[int, Ceiling] = {}
+        self.lives = Lives()
         self.last_topic = 0
         self.last_log = 0
         self.last_producer = 0
@@ -66,14 +68,19 @@ def topics(rows: Rows) -> Ledger:
     for hole in rows.holes[Family.TOPICS]:
         rows.report("lost", f"catalog rows of topics can't be read: {hole.why}")
     _states(rows, ledger)
+    with suppress(*DECODING):
+        ledger.lives = lives.read(rows.source)
     for key, value in rows.family(Family.CEILINGS):
         ledger.see(log_of(key))
         if log_of(key) not in ledger.parts:
             rows.report("dropped", f"the ceiling of log {log_of(key)}, which belongs to no topic")
-        elif len(value) == len(key) == 8:
-            ledger.ceilings[log_of(key)] = keys.read_u64(value)
         else:
-            rows.report("dropped", "a damaged ceiling", ledger.parts[log_of(key)])
+            part = ledger.parts[log_of(key)]
+            try:
+                ceiling = ledger.ceilings[part.log_id] = decode_ceiling(value)
+                part.take_ceiling(ceiling, ledger.lives)
+            except DECODING:
+                rows.report("dropped", "a damaged ceiling", part)
     return ledger
 
 
@@ -200,6 +207,10 @@ def facts(rows: Rows, ledger: Ledger, *, end_lost: bool = False) -> None:
         rows.report(
             "derived", "the end of the last run: it counts as a power cut, topics continue above their ceilings"
         )
+    ends = max((ceiling.life for ceiling in ledger.ceilings.values()), default=0)
+    if ledger.lives.ends < ends or found.get(lives.KEY, Lives().encode()) != ledger.lives.encode():
+        rows.report("derived", "the count of unclean ends: topics continue above their ceilings")
+        found[lives.KEY] = Lives(ends + 1, ends + 1).encode()
     if len(found.get(LAST_ID, b"12345678")) != 8:
         del found[LAST_ID]
         rows.report("derived", "the last message id: ids continue above the times of the newest messages")

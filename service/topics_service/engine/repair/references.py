@@ -36,7 +36,7 @@ def save_routers(rows: Rows, ledger: Ledger) -> None:
             rows.report("lost", text)
             continue
         names.add(row.name)
-        number, head = keys.read_u64(key), source.s.head
+        number, head = keys.read_u64(key), source.head
         try:
             cursor, forwarded = decode_cursor(found.get(cursor_key(number), b""))
         except DECODING:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from topics_service.engine.lives import Ceiling
 from topics_service.engine.repair import auxiliary, catalog, references, tables
 from topics_service.engine.repair.actions import Action, Rows, Sink, Uncertain
 from topics_service.engine.repair.catalog import Ledger
@@ -52,9 +53,10 @@ class Salvage:
         lost = catalog.gaps_and_deletes(rows, ledger, bring_back=self._bring_back)
         known = auxiliary.highest_seqs(rows, ledger) if ledger.derived or self._end.jump else {}
         for log_id, ceiling in ledger.ceilings.items():
-            rows.put(Family.CEILINGS, keys.u64(log_id), keys.u64(ceiling + self._end.jump))
+            raised = Ceiling(ceiling.seq + self._end.jump, ceiling.life)
+            rows.put(Family.CEILINGS, keys.u64(log_id), raised.encode())
             if log_id in ledger.derived:
-                known[log_id] = max(known.get(log_id, 0), ceiling)
+                known[log_id] = max(known.get(log_id, 0), ceiling.seq)
         self._records(ledger, lost, known)
         auxiliary.save(rows, ledger, self._end.revived)
         references.save_routers(rows, ledger)

@@ -1,7 +1,7 @@
 """Routes and aliases of topics, in memory and as rows."""
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
@@ -116,16 +116,15 @@ class TopicCatalog:
         self._aliases: dict[str, int] = {}
         self._alias_of: dict[int, str] = {}
 
-    def load(self) -> None:
-        """Take over the rows in the store, once the topics are there.
+    def load(self, topics: Mapping[int, Topic]) -> None:
+        """Take over the rows in the store, once the topics are there, which are given by number.
 
         Raises StoreOpenError, naming the row, for a damaged one.
         """
         routes = list(_rows(self.store, ROUTE_ROWS, decode_route))
         aliases = list(_rows(self.store, ALIAS_ROWS, decode_alias))
         wanted = {route.topic for route in routes} | {alias.topic for alias in aliases}
-        if wanted:
-            self._by_number = {topic.number: topic for topic in self._topics.each() if topic.number in wanted}
+        self._by_number = {number: topics[number] for number in wanted if number in topics}
         for route in routes:
             if route.topic in self._by_number:
                 self._add_route(route)

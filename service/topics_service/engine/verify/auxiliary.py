@@ -35,9 +35,9 @@ def check(findings: Findings, parts: Mapping[int, Part]) -> None:
                 continue
             with findings.decoding(f"{what} {key[8:].hex()}", part):
                 last = look(findings, part, key, value)
-                s = part.settled
-                if last is not None and s is not None and last > s.head:
-                    findings.report("mismatch", f"{what} speaks of seq {last}, the head is {s.head}", part, last, last)
+                if last is not None and part.settled is not None and last > part.head:
+                    text = f"{what} speaks of seq {last}, the head is {part.head}"
+                    findings.report("mismatch", text, part, last, last)
     for key, value in findings.rows(Family.IDEMPOTENCY_EXPIRY):
         if len(key) < 16 or value:
             findings.report("damaged", f"the expiry {key.hex()} of an idempotency key is none")

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from topics_client.units import counted
-from topics_service.engine import snapshot
+from topics_service.engine import lives, snapshot
 from topics_service.engine.deletes import CHUNK_BITS, Chunk, Deletes, decode_chunk
+from topics_service.engine.lives import Lives, decode_ceiling
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.topic import decode_row
 from topics_service.engine.verify.findings import Findings, Part
@@ -33,11 +34,16 @@ def parts(findings: Findings) -> dict[int, Part]:
                 else:
                     found[log_id] = Part(log_id=log_id, number=number, partition=partition, row=row)
     _states(findings, found)
+    counted = Lives()
+    with findings.decoding("the count of unclean ends"):
+        counted = lives.read(findings.source)
     for key, value in findings.rows(Family.CEILINGS):
         with findings.decoding(f"the ceiling {key.hex()}"):
-            keys.read_u64(value)
-            if keys.read_u64(key) not in found:
+            ceiling, part = decode_ceiling(value), found.get(keys.read_u64(key))
+            if part is None:
                 findings.report("orphan", f"the ceiling of log {keys.read_u64(key)} belongs to no topic")
+            else:
+                part.take_ceiling(ceiling, counted)
     highest = {b"next_topic": last_topic, b"next_log": max(found, default=0)}
     for key, value in findings.rows(Family.META):
         if key in highest:

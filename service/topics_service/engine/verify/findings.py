@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from topics_service.engine.deletes import Deletes
 from topics_service.engine.errors import TopicsError
+from topics_service.engine.lives import Ceiling, Lives
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import TopicRow
 from topics_service.storage.block import CorruptBlockError
@@ -49,6 +50,8 @@ class Part(Struct, kw_only=True):
     s: Snapshot | None = None
     certain: bool = True
     """Return whether all deletes and gaps of it could be read."""
+    lost_to: int = 0
+    """The end of the tail that it has lost, whether its state row says so already or not; 0 for none."""
 
     @property
     def settled(self) -> Snapshot | None:
@@ -57,6 +60,16 @@ class Part(Struct, kw_only=True):
         return (
             None if s is None or not self.certain or s.volatile_from or self.row.config.durability == "ephemeral" else s
         )
+
+    @property
+    def head(self) -> int:
+        """The head that a start finds; 0 without a state."""
+        return 0 if self.s is None else max(self.s.head, self.lost_to)
+
+    def take_ceiling(self, ceiling: Ceiling, counted: Lives) -> None:
+        """Note the ceiling of its log."""
+        if counted.take(self.row.config.durability, ceiling):
+            self.lost_to = ceiling.seq
 
     def let_go(self) -> None:
         """Forget deletes and gaps, which take memory."""

@@ -38,8 +38,8 @@ def check_routers(findings: Findings, parts: Mapping[int, Part]) -> int:
                 continue
             cursor, _ = decode_cursor(cursor_row)
             source = topics.get(row.config.source)
-            if source is not None and source.settled is not None and cursor > source.settled.head:
-                text = f"{what} stands at seq {cursor}, the head of its source is {source.settled.head}"
+            if source is not None and source.settled is not None and cursor > source.head:
+                text = f"{what} stands at seq {cursor}, the head of its source is {source.head}"
                 findings.report("mismatch", text, source, cursor, cursor)
     return len(names)
 
