@@ -219,6 +219,11 @@ class Settings:
     cluster_window: int = _setting(
         "TOPICS_CLUSTER_WINDOW", 4, "number of objects that the owner of a shard writes at once, at most 16", maximum=16
     )
+    cluster_log_seconds: int = _setting(
+        "TOPICS_CLUSTER_LOG_SECONDS",
+        3600,
+        "time for which any moment of a cluster can be restored: its log and checkpoints are kept, an hour at least",
+    )
     cluster_zone: str = _setting("TOPICS_CLUSTER_ZONE", "", "zone of this node, for its followers")
     log_level: str = _setting(
         "TOPICS_LOG_LEVEL", "info", "debug, info, warning or error; logs go to stderr", read=one_of(*_LEVELS)
