@@ -48,7 +48,7 @@ class Cut(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Times that can be restored, from these checkpoints on with so many bytes of log."""
+    """Times that can be restored, the number of checkpoints in that range, and the bytes of log behind them."""
 
     from_ms: int
     until_ms: int
@@ -304,7 +304,7 @@ class Archive:
         return numbers, nbytes, after if after is not None and number == after.number else None
 
     async def _resume(self, number: int) -> int:
-        """The number at which the log goes on behind a fence; 0 if it can't be read."""
+        """The first number behind a fence; 0 if the fence can't be read."""
         data = await self.bucket.get(objects.name(self.shard, number))
         try:
             return 0 if data is None else objects.decode(self.shard, number, data).header.resume

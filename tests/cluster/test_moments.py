@@ -1,5 +1,6 @@
 """The log of a shard as an archive: every moment comes back as it was, and what can't be restored is refused."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from support.shards import SHARD, Member
 from topics_backup.errors import AbsentError, BackupError
 from topics_cluster import checkpoint, collect, objects
 from topics_cluster.checkpoint import Maker
+from topics_cluster.commit import LogCommit
 from topics_cluster.follower import Follower
 from topics_cluster.log import MAX_WINDOW, Position, Tail
 from topics_cluster.memory import MemoryBucket
@@ -20,6 +22,9 @@ from topics_cluster.objects import Header, Kind
 from topics_cluster.pointintime import Restored, restore
 from topics_cluster.store import ShardStore
 from topics_cluster.takeover import new_nonce
+from topics_service.engine.clock import SystemClock
+from topics_service.engine.engine import Engine
+from topics_service.engine.model import AppendRequest, Batch, ConfigInput
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import Family
 
@@ -419,3 +424,40 @@ async def test_many_batches_in_an_object_are_cut_between_them(
     for ticket in (8, 13):
         moment = history.moments[ticket]
         assert (await restoring.to(Cut(ticket, moment.ms)))[1] == moment.rows
+
+
+async def test_a_seq_is_found_in_the_last_topic_that_reached_it(
+    bucket: Bucket, clock: Time, restoring: Restoring, tmp_path: Path
+) -> None:
+    """Over topics of one name, and checkpoints between their writes."""
+    tickets: dict[tuple[int, int], int] = {}
+    with Member(bucket, tmp_path / "owner") as member:
+        ownership = await member.own()
+        engine = Engine(member.store, SystemClock(), recover=False)
+        commit = LogCommit.for_engine(engine, member.store)
+        for _ in engine.recover(ownership.boot_id):
+            pass
+        maker = Maker(bucket, SHARD, tmp_path / "copies", "a")
+        for life, appends in enumerate((3, 4, 2)):
+            engine.put_topic("t", ConfigInput(durability="fsync"))
+            for number in range(1, appends + 1):
+                clock.ms += 1
+                engine.append(AppendRequest(topic="t", batch=Batch(datas=[b"1", b"2"])))
+                tickets[life, 2 * number] = member.store.ticket
+                await member.sync()
+                if number in (1, 3):
+                    await maker.make(member.store)
+            if life < 2:
+                engine.delete_topic("t")
+        await asyncio.to_thread(commit.stop)
+    assert len(await checkpoint.entries(bucket, SHARD)) == 5
+    for seq, found in ((1, (2, 2)), (2, (2, 2)), (3, (2, 4)), (4, (2, 4)), (5, (1, 6)), (8, (1, 8))):
+        cut = await restoring.archive.at_seq("t", 0, seq, tmp_path)
+        assert cut.ticket == tickets[found], seq
+        assert cut.written_ms <= clock.ms
+    made = await restore(restoring.archive, tmp_path / "made", await restoring.archive.at_seq("t", 0, 7, tmp_path))
+    assert [(topic.topic, topic.partitions[0].head_seq) for topic in made.topics] == [("t", 8)]
+    for topic, partition, seq in (("t", 0, 9), ("t", 1, 1), ("none", 0, 1)):
+        with pytest.raises(AbsentError, match=r"the log does not show how .* the restorable moments are"):
+            await restoring.archive.at_seq(topic, partition, seq, tmp_path)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]

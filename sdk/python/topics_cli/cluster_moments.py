@@ -36,7 +36,8 @@ def restore(arguments: argparse.Namespace, bucket: "Bucket") -> int:
     async def make() -> "Restored":
         check_free(arguments.to)
         if arguments.at_seq is not None:
-            cut = await archive.at_seq(*arguments.at_seq, scratch=arguments.to.absolute().parent)
+            topic, partition, seq = arguments.at_seq
+            cut = await archive.at_seq(topic, partition, seq, arguments.to.absolute().parent)
         elif arguments.at in (None, backup_log.LATEST):
             cut = await archive.at_end()
         else:

@@ -31,8 +31,8 @@ async def _above_the_fence(newest: Newest, tail: Tail) -> None:
         raise BehindCheckpointError
 
 
-def _any_goes(entry: ObjectEntry, below: int, now: float) -> bool:
-    return entry.modified < now - collect.HOUR and objects.number_of(entry.name) < below
+def _any_goes(entry: ObjectEntry, below: int, before: float) -> bool:
+    return entry.modified < before and objects.number_of(entry.name) < below
 
 
 def _fence_of_one(self: Tail, nonce: bytes, window: int = MAX_WINDOW) -> Put:
