@@ -6,7 +6,6 @@ ticket. What fences leave out is in no moment, as no owner has acknowledged it.
 
 import struct
 import tempfile
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from itertools import zip_longest
@@ -29,6 +28,7 @@ from topics_cluster.log import START, OutOfOrderError, Position, Tail
 from topics_cluster.objects import Batch, DamagedObjectError, Kind, LogObject, Op
 from topics_cluster.reading import contents
 from topics_cluster.restore import restore
+from topics_cluster.store import now_ms
 from topics_service.storage import keys
 from topics_service.storage.store import Family
 from topics_service.storage.wal.batches import MOMENT_KEY
@@ -144,7 +144,7 @@ class Archive:
                 if last_ms < ms:
                     raise explain(base.from_ms, error) from error
                 self.report(f"{error}, behind what is restored")
-        if not cut.written_ms or ms > max(last_ms, time.time_ns() // 1_000_000):
+        if not cut.written_ms or ms > max(last_ms, now_ms()):
             raise BackupError(f"{shown(ms)} can't be restored: {await self._what_can()}")
         return cut
 

@@ -166,15 +166,15 @@ class ShardStore(RocksStore):
         if uploader.unacknowledged_bytes > MAX_UNACKNOWLEDGED_BYTES:
             raise StoreStalledError("the object store does not keep up")
         assert isinstance(batch, LogBatch), "a batch belongs to the store that made it"
-        now_ms = time.time_ns() // 1_000_000
-        if now_ms != self._timed_ms:
-            batch.put(_META, MOMENT_KEY, keys.u64(now_ms))
+        now = now_ms()
+        if now != self._timed_ms:
+            batch.put(_META, MOMENT_KEY, keys.u64(now))
             self._timed_ms = 0  # until it is written
         rows, ticket = batch.rows, self.ticket + 1
         batch.rows = []  # what is put from here on is of the directory alone
         batch.raw.put(POSITION_KEY, uploader.position_bytes + ticket.to_bytes(8, "big"), self._handles[_META])
         self.rewrite(batch)
-        self._timed_ms = now_ms
+        self._timed_ms = now
         self.changes += 1
         self.ticket = ticket
         offset = ticket - self.engine.written
@@ -234,6 +234,11 @@ class ShardStore(RocksStore):
         """See Store. Does not wait for the object store; `sync` does."""
         self.disown()
         super().close()
+
+
+def now_ms() -> int:
+    """The clock of this machine, in ms since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 def read_position(row: bytes) -> tuple[Position, int]:

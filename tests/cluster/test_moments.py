@@ -39,13 +39,13 @@ class Moment(NamedTuple):
 
 
 class Time:
-    """In place of the module `time`: the clock of owners, which is set."""
+    """The clock of all machines, which is set."""
 
     def __init__(self) -> None:
         self.ms = BEGAN_MS
 
-    def time_ns(self) -> int:
-        return self.ms * 1_000_000
+    def now_ms(self) -> int:
+        return self.ms
 
 
 class Bucket(MemoryBucket):
@@ -134,7 +134,7 @@ class History:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     clock = Time()
     for module in ("store", "moments"):
-        monkeypatch.setattr(f"topics_cluster.{module}.time", clock)
+        monkeypatch.setattr(f"topics_cluster.{module}.now_ms", clock.now_ms)
     return clock
 
 

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -144,9 +143,8 @@ async def test_the_first_batch_of_a_millisecond_has_its_time(
     bucket: HeldBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the log, and so at followers; also the first one of an owner, whatever the clock says."""
-    now = [1000, 1000, 1001, 1001, 1001]
-    times = iter(now)
-    monkeypatch.setattr("topics_cluster.store.time", SimpleNamespace(time_ns=lambda: next(times) * 1_000_000))
+    times = iter((1000, 1000, 1001, 1001, 1001))
+    monkeypatch.setattr("topics_cluster.store.now_ms", lambda: next(times))
     with Member(bucket, tmp_path / "a") as owner, Member(bucket, tmp_path / "b") as next_one:
         await owner.own()
         for number in range(4):

@@ -104,11 +104,11 @@ async def _at_once(_store: object, _ticket: int) -> None:
 
 
 MUTATIONS: dict[str, tuple[Planted, int]] = {
-    "no second look at the checkpoints": (lambda: patch.object(takeover, "_check_checkpoint", _no_look), 31),
+    "no second look at the checkpoints": (lambda: patch.object(takeover, "_check_checkpoint", _no_look), 39),
     "only a checkpoint above the fence counts": (
         lambda: patch.object(takeover, "_check_checkpoint", _above_the_fence), 1,
     ),
-    "fences collected": (lambda: patch.object(collect, "is_outdated", _any_goes), 195),
+    "fences collected": (lambda: patch.object(collect, "is_outdated", _any_goes), 197),
     "a fence that resumes at the next number": (lambda: patch.object(Tail, "fence", _fence_of_one), 1),
     "acknowledged out of order": (lambda: patch.object(Appender, "created", _out_of_order), 1),
     "acknowledged before the answer": (lambda: patch.object(Uploader, "_make", _unanswered), 1),
