@@ -79,13 +79,14 @@ def _topics(store: Store) -> Iterator[Topic]:
         yield Topic(row.name, row.topic_id, keys.read_u64(key), config.type, config.durability, partitions)
 
 
-def settle(directory: Path, jump: int = 0, next_seq: int | None = None) -> None:
+def settle(directory: Path, jump: int = 0, next_seq: int | None = None, *, is_whole: bool = True) -> None:
     """Turn a copy of a database into a cleanly closed one, by making all decisions of a startup now.
 
     The copy is whole, whatever machine it is opened on. Without this a start elsewhere would take it for one that a
     power cut hit, and have the seqs jump. With `jump` they do, by this number, after the last record of each partition:
     to readers an explicit loss, as after a power cut. `next_seq` is the sequence number at which the log that was put
-    there must end. Raises BackupError if it can't be opened.
+    there must end. Where `is_whole` is False more may have been acknowledged than the copy has, in topics that do not
+    fsync: it is what a power cut has left, unless it was closed. Raises BackupError if it can't be opened.
     """
     _raise_file_limit()
     with _damage("it"):
@@ -94,7 +95,7 @@ def settle(directory: Path, jump: int = 0, next_seq: int | None = None) -> None:
             if next_seq is not None and store.opened_sequence != next_seq:
                 raise BackupError(f"it ends at the row {store.opened_sequence} of the log instead of {next_seq}")
             _wait_for_room(store)
-            if store.get(Family.META, _BOOT) not in (None, _CLEAN):
+            if is_whole and store.get(Family.META, _BOOT) not in (None, _CLEAN):
                 batch = store.batch()
                 batch.put(Family.META, _BOOT, _COPIED)
                 store.write(batch)

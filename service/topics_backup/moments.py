@@ -14,11 +14,9 @@ import msgspec
 from topics_backup import log, repository
 from topics_backup.errors import AbsentError, BackupError, DamagedError, LogError
 from topics_backup.log import Piece, Run
-from topics_backup.manifest import LogPoint, Manifest, Partition
+from topics_backup.manifest import LogPoint, Manifest
+from topics_backup.reaching import Put, Reaching, shown, stood
 from topics_backup.target import Target
-from topics_service.engine import snapshot
-from topics_service.engine.topic import decode_row
-from topics_service.storage import keys
 from topics_service.storage.familyids import family_ids
 from topics_service.storage.store import Family
 from topics_service.storage.wal.batches import Batch, batches, rows, written_ms
@@ -156,7 +154,7 @@ def at_seq(target: Target, topic: str, partition: int, seq: int) -> list[Way]:
         try:
             cut = _reached(target, base, stop_seq, ids, topic, partition, seq)
         except LogError as error:
-            raise explain(base, error) from error
+            raise explain(base.from_ms, error) from error
         if cut is not None:
             mine = [
                 each
@@ -164,13 +162,13 @@ def at_seq(target: Target, topic: str, partition: int, seq: int) -> list[Way]:
                 if any(_is_in(cut, piece) for piece in each.pieces) and each.point.line == base.point.line
             ]
             return [Way(each, partial(_same, cut)) for each in mine[::-1]]
-    name = f'"{topic}"' if partition == 0 else f'"{topic}" (partition {partition})'
-    raise AbsentError(f"the log does not show how {name} reached seq {seq}: {_what_can(target)}")
+    raise AbsentError(f"the log does not show how {shown(topic, partition)} reached seq {seq}: {_what_can(target)}")
 
 
-def explain(base: Base, error: LogError) -> BackupError:
-    """Return the error with the operator's remedy: the last moment before the damage that the backup leads to."""
-    before = log.shown(max(base.from_ms, error.min_ms - 1))
+def explain(from_ms: int, error: LogError) -> BackupError:
+    """Return the error with the operator's remedy: the last moment before the damage to which a backup of `from_ms`
+    leads."""
+    before = log.shown(max(from_ms, error.min_ms - 1))
     return BackupError(f"{error}; writes until {before} can be restored: --at {before}")
 
 
@@ -184,7 +182,7 @@ def _same(cut: Cut) -> Cut:
 
 def _passed(base: Base, after: Base, topic: str, partition: int, seq: int) -> bool:
     """Return whether the seq may have been reached between two backups, according to them."""
-    before, behind = _stood(base.backup, topic, partition), _stood(after.backup, topic, partition)
+    before, behind = stood(base.backup.topics, topic, partition), stood(after.backup.topics, topic, partition)
     if before is None or behind is None or before.log_id != behind.log_id:
         return True  # only the log can tell
     return before.head_seq < seq <= behind.head_seq
@@ -200,28 +198,21 @@ def _reached(
     seq: int,
 ) -> Cut | None:
     """The last batch behind a backup with which a log of that name reached the seq."""
-    topics, logs = ids[Family.TOPICS], ids[Family.LOGS]
-    stood = _stood(base.backup, topic, partition)
-    heads = {} if stood is None else {stood.log_id: stood.head_seq}
-    name, cut = topic.encode(), None
+    families = {number: family for family, number in ids.items()}
+    reaching, cut = Reaching(topic, partition, seq, stood(base.backup.topics, topic, partition)), None
     for piece, batch, written in _behind(target, base):
         if stop_seq is not None and batch.seq >= stop_seq:
             break
-        if name not in batch.rows and not any(keys.u64(log_id) in batch.rows for log_id in heads):
+        if not reaching.may_concern(batch.rows):
             continue
         with _readable(piece):
-            found = [row for row in rows(batch) if row.value is not None]
-            for row in found:
-                if row.family == topics and row.value is not None and name in row.value:
-                    made = decode_row(row.value)
-                    if made.name == topic and partition < len(made.log_ids):
-                        heads.setdefault(made.log_ids[partition], 0)
-            for row in found:
-                if row.family == logs and row.value is not None and keys.read_u64(row.key) in heads:
-                    log_id, head = keys.read_u64(row.key), snapshot.decode(row.value).head
-                    if heads[log_id] < seq <= head:
-                        cut = Cut(piece.number, batch.stop, batch.next_seq, written)
-                    heads[log_id] = head
+            puts = [
+                Put(families[row.family], row.key, row.value)
+                for row in rows(batch)
+                if row.value is not None and row.family in families
+            ]
+            if reaching.take(puts):
+                cut = Cut(piece.number, batch.stop, batch.next_seq, written)
     return cut
 
 
@@ -250,13 +241,6 @@ def _readable(piece: Piece) -> Iterator[None]:
         yield
     except (ValueError, struct.error, msgspec.MsgspecError) as error:
         raise LogError(piece.min_ms, f"{piece.key} can't be read: {error}") from error
-
-
-def _stood(backup: Manifest, topic: str, partition: int) -> Partition | None:
-    for each in backup.topics:
-        if each.topic == topic:
-            return each.partitions[partition] if partition < len(each.partitions) else None
-    return None
 
 
 def _family_ids(target: Target, backups: list[Manifest]) -> Mapping[Family, int]:

@@ -53,7 +53,7 @@ def restore(
             report(f"{error}; using an older one")
             continue
         except LogError as error:
-            raise moments.explain(base, error) from error
+            raise moments.explain(base.from_ms, error) from error
         return Restored(base.backup, put, cut.written_ms, inventory.read(directory).topics)
     raise BackupError("no backup leads to that moment")
 

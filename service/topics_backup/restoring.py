@@ -4,7 +4,8 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,11 +120,7 @@ def make(
             f"the backup {manifest.id} has a database of the format {manifest.store_format!r}, this version reads "
             f"{STORE_FORMAT!r}: use the version of topics that made it ({manifest.server_version}) or a later one"
         )
-    directory = directory.absolute()
-    begun = directory.with_name(f".{directory.name}.{manifest.id}.part")
-    try:
-        shutil.rmtree(begun, ignore_errors=True)  # of one that was killed
-        make_private(begun)
+    with replacing(directory, manifest.id) as begun:
         for file in manifest.files:
             with (begun / file.name).open("xb") as out:
                 for piece in repository.content(target, manifest, file):
@@ -135,6 +132,19 @@ def make(
             if os.strerror(errno.ENOSPC) in str(error):  # RocksDB's errors are texts
                 raise
             raise DamagedError(manifest.id, str(error)) from error
+    return manifest
+
+
+@contextmanager
+def replacing(directory: Path, name: str) -> Iterator[Path]:
+    """An empty directory that takes the place of `directory` at the end of the block: durable and complete, or not at
+    all. `name` is that of what is restored. Raises BackupError, also for OSError in the block."""
+    directory = directory.absolute()
+    begun = directory.with_name(f".{directory.name}.{name}.part")
+    try:
+        shutil.rmtree(begun, ignore_errors=True)  # of one that was killed
+        make_private(begun)
+        yield begun
         for path in begun.iterdir():
             sync(path)
         sync(begun)
@@ -147,7 +157,6 @@ def make(
         raise BackupError(f"{error.filename or directory}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(begun, ignore_errors=True)
-    return manifest
 
 
 def check_free(directory: Path) -> None:

@@ -31,8 +31,9 @@ class Bucket(Protocol):
         """The content of an object, or None if there is none."""
         ...
 
-    async def list(self, prefix: str, after: str = "") -> Sequence[ObjectEntry]:
-        """All objects whose name starts with `prefix` and is greater than `after`, by name."""
+    async def list(self, prefix: str, after: str = "", before: str = "") -> Sequence[ObjectEntry]:
+        """All objects whose name starts with `prefix`, is greater than `after` and, if that is given, less than
+        `before`; by name."""
         ...
 
     async def delete(self, names: Iterable[str]) -> None:

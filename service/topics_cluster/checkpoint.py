@@ -6,6 +6,7 @@ The manifest comes last. A maker that is killed before leaves files without one,
 import asyncio
 import secrets
 import shutil
+import struct
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -24,10 +25,11 @@ from topics_cluster.objects import DamagedObjectError
 from topics_cluster.parallel import run_all
 from topics_cluster.store import POSITION_KEY, ShardStore, read_position
 from topics_service import __version__
-from topics_service.storage import checkpoint
+from topics_service.storage import checkpoint, keys
 from topics_service.storage.private import make_private
 from topics_service.storage.secondary import SecondaryStore
 from topics_service.storage.store import Family, StoreError
+from topics_service.storage.wal.batches import MOMENT_KEY
 
 FORMAT: Final = 1
 PARALLEL: Final = 8
@@ -60,11 +62,18 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     server_version: str
     store_format: str
     files: list[File]
+    written_ms: int = 0
+    """The time of its last batch by the clock of the owner that wrote it; 0 if unknown."""
 
     @property
     def position(self) -> Position:
         """The position from which its log is to be read."""
         return Position(self.epoch, self.number, self.ticket)
+
+    @property
+    def from_ms(self) -> int:
+        """The first moment to which it leads."""
+        return self.written_ms or self.created_ms
 
     @property
     def nbytes(self) -> int:
@@ -164,17 +173,27 @@ async def newest_position(bucket: Bucket, shard: int) -> Position | None:
     return None
 
 
-def position_in(directory: Path) -> tuple[Position, int]:
-    """The position of a copy of a store, and the ticket of its newest batch. Raises StoreError and CheckpointError."""
+class Standing(NamedTuple):
+    """The position of a copy of a store, the ticket of its newest batch, and the time at which that was written (0:
+    unknown)."""
+
+    position: Position
+    ticket: int
+    written_ms: int
+
+
+def standing_in(directory: Path) -> Standing:
+    """Read how far a copy of a store is. Raises StoreError and CheckpointError."""
     with tempfile.TemporaryDirectory(prefix="topics-checkpoint-") as own:
         store = SecondaryStore(directory, Path(own))
         try:
-            row = store.get(Family.META, POSITION_KEY)
+            row, written = store.get(Family.META, POSITION_KEY), store.get(Family.META, MOMENT_KEY)
         finally:
             store.close()
     try:
-        return (START, START.ticket) if row is None else read_position(row)
-    except ValueError as error:
+        position, ticket = (START, START.ticket) if row is None else read_position(row)
+        return Standing(position, ticket, 0 if written is None else keys.read_u64(written))
+    except (ValueError, struct.error) as error:
         raise CheckpointError(f"{directory}: {error}") from None
 
 
@@ -215,13 +234,12 @@ class Maker:
         CheckpointError, BucketError, StoreError and OSError; then there is no manifest.
         """
         async with self._copy(store) as directory:
-            _, applied = await asyncio.to_thread(position_in, directory)
-            await in_the_log(store, applied)
+            await in_the_log(store, (await asyncio.to_thread(standing_in, directory)).ticket)
             return await self.publish(directory)
 
     async def publish(self, directory: Path) -> Checkpoint | None:
         """Make the checkpoint of a copy of a store. Returns and raises as `make`."""
-        position, applied = await asyncio.to_thread(position_in, directory)
+        position, applied, written_ms = await asyncio.to_thread(standing_in, directory)
         files = await asyncio.to_thread(self._files, directory)
         await self._upload(directory, files)
         made = Checkpoint(
@@ -236,6 +254,7 @@ class Maker:
             server_version=__version__,
             store_format=checkpoint.FORMAT,
             files=files,
+            written_ms=written_ms,
         )
         name = name_of(self._shard, made.number)
         return made if await self._bucket.create(name, [seal(msgspec.json.encode(made))]) else None

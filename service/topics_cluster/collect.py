@@ -1,11 +1,13 @@
 """Removal of objects that are not needed any more: parts of the log, and checkpoints with their files.
 
-Any node may do it at any time, also two at once. All times are those of the store, which a small object tells.
+Any node may do it at any time, also two at once. All times are those of the store, which a small object tells. Every
+moment of a *window*, an hour at least, can be restored afterwards (`moments`).
 
-- Data of the log goes when it is below the second newest checkpoint and older than an hour. Fences never go: a stale
-  owner would find their number free.
-- A checkpoint goes when two higher ones are older than an hour. So a maker may trust, for half an hour, that the files
-  of the two highest stay (`checkpoint.PASS_SECONDS`).
+- A checkpoint goes only when two higher ones are older than an hour. So a maker may trust, for half an hour, that the
+  files of the two highest stay (`checkpoint.PASS_SECONDS`). Of the others the first of each hour stays, and the two
+  newest that are older than the window: the newer one leads to all its moments, and the other one if that is damaged.
+- Data of the log goes when it is below these two and older than the window. Fences never go: a stale owner would find
+  their number free.
 - A file goes when no checkpoint has it and it was sent more than a day ago, longer than a checkpoint may take
   (`checkpoint.LIMIT_SECONDS`).
 """
@@ -32,29 +34,39 @@ class Collected(NamedTuple):
     bytes: int
 
 
-async def collect(bucket: Bucket, shard: int, nonce: str) -> Collected:
-    """Remove all that is not needed any more. `nonce` is of this call alone. Raises BucketError."""
+async def collect(bucket: Bucket, shard: int, nonce: str, window_seconds: float = 0.0) -> Collected:
+    """Remove all that is not needed any more. `nonce` is of this call alone; a window of less than an hour is one of an
+    hour. Raises BucketError."""
     now = await _now(bucket, shard, nonce)
+    window = max(HOUR, window_seconds)
     made = await entries(bucket, shard)
-    data = await _outdated(bucket, shard, made, now)
+    needed = needed_of(made, now, window)
+    data = await _outdated(bucket, shard, _second_newest(needed, now - window), now - window)
     await bucket.delete(each.name for each in data)
-    gone = superseded(made, now)
+    gone = sorted({number for number, _ in made} - {number for number, _ in needed})
     await bucket.delete(name_of(shard, number) for number in gone)
     files = await _unneeded(bucket, shard, now)
     await bucket.delete(each.name for each in files)
     return Collected(len(data), len(gone), len(files), sum(each.size for each in (*data, *files)))
 
 
-def superseded(made: list[Entry], now: float) -> list[int]:
-    """The checkpoints above which there are two that are older than an hour."""
-    old = [number for number, modified in made if modified < now - HOUR]
-    return [number for number, _ in made if sum(other > number for other in old) >= 2]
+def needed_of(made: list[Entry], now: float, window: float) -> list[Entry]:
+    """The checkpoints that stay."""
+    first, recent = _second_newest(made, now - window), _second_newest(made, now - HOUR)
+    of_hours: dict[float, int] = {}
+    for number, modified in made:
+        of_hours.setdefault(modified // HOUR, number)
+    return [
+        Entry(number, modified)
+        for number, modified in made
+        if number >= recent or (number >= first and (modified < now - window or number == of_hours[modified // HOUR]))
+    ]
 
 
-def is_outdated(entry: ObjectEntry, below: int, now: float) -> bool:
-    """Return whether an object of the log goes: data below a number, older than an hour. A fence is as long as a header
+def is_outdated(entry: ObjectEntry, below: int, before: float) -> bool:
+    """Return whether an object of the log goes: data below a number, made before a time. A fence is as long as a header
     alone."""
-    if entry.size <= objects.HEADER_BYTES or entry.modified >= now - HOUR:
+    if entry.size <= objects.HEADER_BYTES or entry.modified >= before:
         return False
     try:
         return objects.number_of(entry.name) < below
@@ -74,11 +86,15 @@ async def _now(bucket: Bucket, shard: int, nonce: str) -> float:
     return now
 
 
-async def _outdated(bucket: Bucket, shard: int, made: list[Entry], now: float) -> list[ObjectEntry]:
-    if len(made) < 2:
-        return []
-    below = made[-2].number
-    return [each for each in await bucket.list(objects.prefix(shard)) if is_outdated(each, below, now)]
+def _second_newest(made: list[Entry], before: float) -> int:
+    """The number of the second newest checkpoint that was made before a time; 0 if there are not two."""
+    old = [number for number, modified in made if modified < before]
+    return old[-2] if len(old) > 1 else 0
+
+
+async def _outdated(bucket: Bucket, shard: int, below: int, before: float) -> list[ObjectEntry]:
+    there = await bucket.list(objects.prefix(shard), before=objects.name(shard, below))
+    return [each for each in there if is_outdated(each, below, before)]
 
 
 async def _unneeded(bucket: Bucket, shard: int, now: float) -> list[ObjectEntry]:

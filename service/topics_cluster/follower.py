@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Final, TypeVar
 
 from topics_client.units import counted
@@ -10,6 +11,7 @@ from topics_cluster import objects
 from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.log import Position, Tail
 from topics_cluster.objects import DamagedObjectError, LogObject
+from topics_cluster.reading import contents
 from topics_cluster.store import ShardStore
 from topics_net import background
 from topics_service.engine.stored_catalog import StoredCatalog
@@ -121,27 +123,13 @@ class Follower:
 
         Raises BucketError, StoreError and those of `Tail.read`; what was applied until then stays.
         """
-        tail, count, width = self.tail, 0, 1
-        coming: dict[int, asyncio.Task[bytes | None]] = {}
-        try:
-            while True:
-                wide = max(width, min(self.behind, _MOST_GETS))
-                for number in range(tail.next, tail.next + wide):
-                    if number not in coming:
-                        coming[number] = background.start(self._bucket.get(objects.name(self.shard, number)))
-                data = await coming.pop(tail.next)
-                if data is None:
-                    self.reached = asyncio.get_running_loop().time()
-                    return count
+        tail, count = self.tail, 0
+        async with aclosing(contents(self._bucket, tail, _MOST_GETS, lambda: self.behind)) as found:
+            async for data in found:
                 await self._take(tail, data)
                 count += 1
-                width = min(2 * width, _MOST_GETS)
-                for number in [each for each in coming if each < tail.next]:  # those that a fence leaves out
-                    coming.pop(number).cancel()
-        finally:
-            for task in coming.values():
-                task.cancel()
-            await asyncio.gather(*coming.values(), return_exceptions=True)
+        self.reached = asyncio.get_running_loop().time()
+        return count
 
     async def check(self) -> None:
         """Check that the end that was read is none of a stretch that was deleted.
@@ -167,15 +155,7 @@ class Follower:
         is_large = len(data) > _INLINE_BYTES
         found = await _to_the_end(tail.read, data) if is_large else tail.read(data)
         assert found is not None
-        while True:
-            try:
-                if is_large:
-                    await _to_the_end(self._store.apply, found, tail.position)
-                else:
-                    self._store.apply(found, tail.position)
-                break
-            except StoreStalledError:
-                await asyncio.sleep(_STALL_SECONDS)
+        await apply(self._store, found, tail.position, on_thread=is_large)
         self.last = found
         while self._store.catalog is not None and self._store.catalog.is_behind:
             if self._advance():
@@ -202,6 +182,20 @@ class Follower:
         except BaseException:
             self._store.catalog = None  # what it has is of no use
             raise
+
+
+async def apply(store: ShardStore, found: LogObject, position: Position, *, on_thread: bool) -> None:
+    """Apply an object as `ShardStore.apply` does, and wait where RocksDB has to write out others first. Raises
+    StoreError."""
+    while True:
+        try:
+            if on_thread:
+                await _to_the_end(store.apply, found, position)
+            else:
+                store.apply(found, position)
+            return
+        except StoreStalledError:
+            await asyncio.sleep(_STALL_SECONDS)
 
 
 async def _to_the_end(call: Callable[..., T], *args: object) -> T:

@@ -27,11 +27,20 @@ _OWNER_PATIENCE: Final = 2
 class Housekeeper:
     """Makes checkpoints of one store when they are due. All nodes may do so; one of a number is enough."""
 
-    def __init__(self, bucket: Bucket, shard: int, folder: Path, node: str, schedule: Schedule | None = None) -> None:
-        """`folder` as for a Maker."""
+    def __init__(
+        self,
+        bucket: Bucket,
+        shard: int,
+        folder: Path,
+        node: str,
+        schedule: Schedule | None = None,
+        log_seconds: float = 0.0,
+    ) -> None:
+        """`folder` as for a Maker, `log_seconds` the window of `collect`."""
         self._bucket = bucket
         self._shard = shard
         self._schedule = schedule or Schedule()
+        self._log_seconds = log_seconds
         self._maker = Maker(bucket, shard, folder, node)
 
     async def run(self, store: ShardStore) -> None:
@@ -64,6 +73,6 @@ class Housekeeper:
         made = await self._maker.make(store)
         if made is not None:
             log.info("checkpoint %d of shard %d: %d bytes", made.number, self._shard, made.nbytes)
-            gone = await collect(self._bucket, self._shard, secrets.token_hex(8))
+            gone = await collect(self._bucket, self._shard, secrets.token_hex(8), self._log_seconds)
             log.info("collected of shard %d: %s", self._shard, gone)
         return made

@@ -31,9 +31,11 @@ class MemoryBucket:
         found = self._objects.get(name)
         return found[0] if found else None
 
-    async def list(self, prefix: str, after: str = "") -> Sequence[ObjectEntry]:
+    async def list(self, prefix: str, after: str = "", before: str = "") -> Sequence[ObjectEntry]:
         """See Bucket."""
-        found = sorted(name for name in self._objects if name.startswith(prefix) and name > after)
+        found = sorted(
+            name for name in self._objects if name.startswith(prefix) and name > after and (not before or name < before)
+        )
         return [ObjectEntry(name, len(self._objects[name][0]), self._objects[name][1]) for name in found]
 
     async def delete(self, names: Iterable[str]) -> None:

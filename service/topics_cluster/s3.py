@@ -59,8 +59,8 @@ class S3Bucket:
         except BaseError as error:
             raise self._failed(error) from error
 
-    async def list(self, prefix: str, after: str = "") -> Sequence[ObjectEntry]:
-        """See Bucket."""
+    async def list(self, prefix: str, after: str = "", before: str = "") -> Sequence[ObjectEntry]:
+        """See Bucket. Pages come in the order of names, so it ends with the one that reaches `before`."""
         folder = prefix.rpartition("/")[0]  # obstore takes whole parts of a name only
         entries: list[ObjectEntry] = []
         try:
@@ -68,8 +68,10 @@ class S3Bucket:
                 entries += [
                     ObjectEntry(found["path"], found["size"], found["last_modified"].timestamp())
                     for found in page
-                    if found["path"].startswith(prefix)
+                    if found["path"].startswith(prefix) and (not before or found["path"] < before)
                 ]
+                if before and page and page[-1]["path"] >= before:
+                    break
         except STORE_ERRORS as error:
             raise self._failed(error) from error
         return sorted(entries)

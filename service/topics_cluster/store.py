@@ -1,6 +1,7 @@
 """The store of a shard: a RocksStore whose writes also go to the shard's log."""
 
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,10 +12,11 @@ from topics_cluster.objects import LogObject, Op, Row
 from topics_cluster.uploader import Uploader
 from topics_service.engine import stored_catalog
 from topics_service.engine.stored_catalog import Change, StoredCatalog
-from topics_service.storage import segments
+from topics_service.storage import keys, segments
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.rocks_batch import RocksBatch
 from topics_service.storage.store import Family, StoreError, StoreStalledError, WriteBatch
+from topics_service.storage.wal.batches import MOMENT_KEY
 
 MAX_UNACKNOWLEDGED_BYTES: Final = 64 << 20
 """With more than that the object store is taken for away, and writes are refused until it answers."""
@@ -81,7 +83,8 @@ class ShardStore(RocksStore):
 
     The owner writes: each batch gets the next ticket, is written here and then handed to the uploader. A follower
     applies objects of the log. In both, a row of the same batch says where that is: the directory is at every moment
-    the log up to some object, and of an owner also what it had not acknowledged.
+    the log up to some object, and of an owner also what it had not acknowledged. The first batch of each millisecond
+    has its time by the owner's clock, as in the log of a single server.
     """
 
     _uploader: Uploader | None = None
@@ -103,6 +106,7 @@ class ShardStore(RocksStore):
         """Called after each write of an owner; `uploader.wake` has to follow."""
         self._offset = -1
         self._offsets: deque[tuple[int, int]] = deque()
+        self._timed_ms = 0
 
     @property
     def is_of_cluster(self) -> bool:
@@ -151,6 +155,7 @@ class ShardStore(RocksStore):
         assert self._uploader is None, "a store has one uploader at a time"
         assert self.ticket == uploader.position.ticket, "the log continues where the rows end"
         self._uploader = uploader
+        self._timed_ms = 0
         self._offset = -1
         self._offsets.clear()
         self.on_written = uploader.wake
@@ -179,10 +184,15 @@ class ShardStore(RocksStore):
         if uploader.unacknowledged_bytes > MAX_UNACKNOWLEDGED_BYTES:
             raise StoreStalledError("the object store does not keep up")
         assert isinstance(batch, LogBatch), "a batch belongs to the store that made it"
+        now = now_ms()
+        if now != self._timed_ms:
+            batch.put(_META, MOMENT_KEY, keys.u64(now))
+            self._timed_ms = 0  # until it is written
         rows, ticket = batch.rows, self.ticket + 1
         batch.rows = []  # what is put from here on is of the directory alone
         batch.raw.put(POSITION_KEY, uploader.position_bytes + ticket.to_bytes(8, "big"), self._handles[_META])
         self.rewrite(batch)
+        self._timed_ms = now
         self.changes += 1
         self.ticket = ticket
         offset = ticket - self.engine.written
@@ -234,6 +244,13 @@ class ShardStore(RocksStore):
         catalog, self.catalog = self.catalog, None
         return catalog
 
+    def leave(self) -> None:
+        """Become the directory of a single server, which no node continues. Raises StoreError."""
+        assert self._uploader is None, "an owner has to end its epoch first"
+        batch = RocksBatch(self._handles, self.usage)
+        batch.delete(_META, POSITION_KEY)
+        super().write(batch)
+
     def sync(self) -> None:
         """See Store. An owner also waits until all is in the object store. Raises StoreError after 10 s, when the
         uploader is stopped, and when another node owns the shard."""
@@ -251,6 +268,11 @@ def _change(op: int, family: Family, key: bytes, value: bytes) -> Change:
     if op == _PUT:
         return Change(family, key, value)
     return Change(family, key, stop=None if op == _DELETE else value)
+
+
+def now_ms() -> int:
+    """The clock of this machine, in ms since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 def read_position(row: bytes) -> tuple[Position, int]:

@@ -70,9 +70,9 @@ def _check_cluster(settings: "Settings") -> None:
             f"other nodes can't reach {settings.node_host or 'an empty host'}: set TOPICS_CLUSTER_ADVERTISED to a host "
             "of this machine"
         )
-    for name in ("cluster_lease_seconds", "cluster_window"):
-        if getattr(settings, name) < 1:
-            raise SettingsError(f"TOPICS_{name.upper()} must be at least 1")
+    for name, least, shown in (("lease_seconds", 1, "1"), ("window", 1, "1"), ("log_seconds", 3600, "1h")):
+        if getattr(settings, f"cluster_{name}") < least:
+            raise SettingsError(f"TOPICS_CLUSTER_{name.upper()} must be at least {shown}")
     if settings.cluster_linger_ms > _MOST_LINGER_MS:
         raise SettingsError(f"TOPICS_CLUSTER_LINGER_MS must be at most {_MOST_LINGER_MS} ms")
     for name in ("bulk_readers", "wal_archive_seconds"):

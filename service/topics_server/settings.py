@@ -225,6 +225,11 @@ class Settings:
         "time between two objects of small writes while several writers can share them, at most 500; 0 begins each as "
         "soon as it may",
     )
+    cluster_log_seconds: int = _setting(
+        "TOPICS_CLUSTER_LOG_SECONDS",
+        3600,
+        "time for which any moment of a cluster can be restored: its log and checkpoints are kept, an hour at least",
+    )
     cluster_zone: str = _setting("TOPICS_CLUSTER_ZONE", "", "zone of this node, for its followers")
     log_level: str = _setting(
         "TOPICS_LOG_LEVEL", "info", "debug, info, warning or error; logs go to stderr", read=one_of(*_LEVELS)

@@ -18,6 +18,7 @@ def test_a_cluster_has_its_store_its_coordinator_and_a_secret() -> None:
     assert settings.cluster_etcd == "10.0.0.1:2379,[::1]:2379"
     assert (settings.node_name, settings.node_host) == ("a-1", "127.0.0.2")
     assert (settings.cluster_lease_seconds, settings.cluster_window, settings.cluster_linger_ms) == (2, 4, 25)
+    assert settings.cluster_log_seconds == 3600
 
 
 def test_a_node_without_a_name_has_that_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +50,7 @@ def test_a_store_alone_is_no_cluster(name: str) -> None:
         ({"TOPICS_CLUSTER": "a b"}, "is no name of a cluster"),
         ({"TOPICS_HOST": "0.0.0.0", "TOPICS_ALLOW_INSECURE_NO_AUTH": "1"}, "set TOPICS_CLUSTER_ADVERTISED"),
         ({"TOPICS_CLUSTER_LEASE_SECONDS": "0"}, "TOPICS_CLUSTER_LEASE_SECONDS must be at least 1"),
+        ({"TOPICS_CLUSTER_LOG_SECONDS": "59m"}, "TOPICS_CLUSTER_LOG_SECONDS must be at least 1h"),
         ({"TOPICS_CLUSTER_WINDOW": "0"}, "TOPICS_CLUSTER_WINDOW must be at least 1"),
         ({"TOPICS_CLUSTER_WINDOW": "17"}, "is not a number from 0 to 16"),
         ({"TOPICS_CLUSTER_LINGER_MS": "501"}, "TOPICS_CLUSTER_LINGER_MS must be at most 500 ms"),

@@ -1,12 +1,14 @@
 """Garbage of a shard: what goes when, and what never does."""
 
+from random import Random
+
 import msgspec
 import pytest
 
 from topics_backup.manifest import File, seal
 from topics_cluster import checkpoint, collect, objects
 from topics_cluster.checkpoint import Checkpoint, Entry
-from topics_cluster.collect import DAY, HOUR, superseded
+from topics_cluster.collect import DAY, HOUR, needed_of
 from topics_cluster.memory import MemoryBucket
 from topics_cluster.objects import Header, Kind, Op
 from topics_service.storage.store import Family
@@ -55,7 +57,7 @@ def bucket() -> Bucket:
     return Bucket()
 
 
-async def test_data_below_the_second_newest_checkpoint_goes_after_an_hour(bucket: Bucket) -> None:
+async def test_data_below_the_second_newest_checkpoint_of_an_hour_ago_goes(bucket: Bucket) -> None:
     for number in range(1, 10):
         await bucket.add(number)
     await bucket.checkpoint(4, "a")
@@ -64,7 +66,11 @@ async def test_data_below_the_second_newest_checkpoint_goes_after_an_hour(bucket
     assert (await bucket.left())[0] == list(range(1, 10)), "one checkpoint is none to fall back on"
     await bucket.checkpoint(8, "b")
     await bucket.add(10)
-    gone = await collect.collect(bucket, SHARD, "2")
+    bucket.now += HOUR
+    await collect.collect(bucket, SHARD, "2")
+    assert (await bucket.left())[0] == list(range(1, 11)), "no other one leads to the moments of the last hour"
+    bucket.now += 1
+    gone = await collect.collect(bucket, SHARD, "3")
     assert (await bucket.left())[0] == list(range(4, 11))
     assert gone.objects == 3
 
@@ -117,8 +123,51 @@ async def test_a_checkpoint_goes_when_two_higher_ones_are_an_hour_old(bucket: Bu
         ([], []),
     ],
 )
-def test_which_checkpoints_are_superseded(made: list[tuple[int, float]], gone: list[int]) -> None:
-    assert superseded([Entry(*each) for each in made], 5000.0) == gone
+def test_which_checkpoints_go(made: list[tuple[int, float]], gone: list[int]) -> None:
+    left = {number for number, _ in needed_of([Entry(*each) for each in made], 5000.0, HOUR)}
+    assert [number for number, _ in made if number not in left] == gone
+
+
+def test_of_a_window_the_first_checkpoint_of_each_hour_stays() -> None:
+    made = [Entry(number, 600.0 * number) for number in range(100)]  # every ten minutes, for almost 17 hours
+    left = [number for number, _ in needed_of(made, 60_000.0, 4 * HOUR)]
+    recent = list(range(92, 100))  # those of the last hour, and two before
+    assert left == [74, 75, 78, 84, 90, *recent]
+    again = [each for each in made if each.number in left]
+    assert needed_of(again, 60_000.0, 4 * HOUR) == again
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_every_moment_of_the_window_can_be_restored(bucket: Bucket, seed: int) -> None:
+    """Whatever comes when, from two checkpoints each: the log goes on from them, over fences too."""
+    chance = Random(seed)
+    window = chance.choice((HOUR, 3 * HOUR, 9 * HOUR))
+    began, number, made = bucket.now, 1, {}
+    starts: dict[int, float] = {}
+    removed = 0
+    for step in range(800):
+        bucket.now += chance.choice((1, 60, 600, 2000)) * chance.random()
+        if chance.random() < 0.1:
+            await bucket.add(number, fence=True)
+            number += 16
+        elif chance.random() < 0.6:
+            await bucket.add(number)
+            made[number] = bucket.now
+            number += 1
+        elif chance.random() < 0.6:
+            await bucket.checkpoint(number, "a")
+            starts.setdefault(number, bucket.now)
+        else:
+            gone = await collect.collect(bucket, SHARD, str(step), 0.0 if window == HOUR else window)
+            removed += gone.objects + gone.checkpoints
+            log, checkpoints, _ = await bucket.left()
+            old = [each for each, at in starts.items() if at < bucket.now - window]
+            led = [each for each in old if each in checkpoints][-2:]
+            assert len(led) == min(2, len(old))
+            first = led[0] if len(led) == 2 else 0
+            assert {each for each in made if each >= first} <= set(log)
+    assert bucket.now - began > 3 * window
+    assert removed
 
 
 async def test_files_go_a_day_after_they_were_sent_if_no_checkpoint_has_them(bucket: Bucket) -> None:

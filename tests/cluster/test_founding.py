@@ -6,7 +6,7 @@ import pytest
 
 from topics_backup.errors import BackupError
 from topics_cluster import objects
-from topics_cluster.checkpoint import CheckpointError, position_in
+from topics_cluster.checkpoint import CheckpointError, standing_in
 from topics_cluster.founding import found
 from topics_cluster.log import START, Position
 from topics_cluster.memory import MemoryBucket
@@ -59,9 +59,9 @@ async def test_one_of_another_cluster_begins_a_log_anew(directory: Path, tmp_pat
     store.close()
     bucket = MemoryBucket()
     assert (await found(bucket, SHARD, directory, "a", "boot")).position == START
-    assert position_in(directory) == (Position(7, 41, 99), 99)
+    assert standing_in(directory) == (Position(7, 41, 99), 99, 0)
     await restore_newest(bucket, SHARD, tmp_path / "node")
-    assert position_in(tmp_path / "node") == (START, 0)
+    assert standing_in(tmp_path / "node") == (START, 0, 0)
     assert value_in(tmp_path / "node") == VALUE
     store = ShardStore(tmp_path / "node")
     store.join("two")

@@ -50,7 +50,7 @@ class Refusing(MemoryBucket):
 class Late(MemoryBucket):
     """Its lists don't have what is new."""
 
-    async def list(self, prefix: str, after: str = "") -> Sequence[ObjectEntry]:
+    async def list(self, prefix: str, after: str = "", before: str = "") -> Sequence[ObjectEntry]:
         return []
 
 

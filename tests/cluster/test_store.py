@@ -21,6 +21,7 @@ from topics_cluster.uploader import FencedError
 from topics_service.engine.writer import Writer
 from topics_service.storage import keys, segments
 from topics_service.storage.store import Family, StoreError, StoreStalledError
+from topics_service.storage.wal.batches import MOMENT_KEY
 
 
 @pytest.fixture
@@ -135,7 +136,32 @@ async def test_rows_of_the_directory_stay_out_of_the_log(bucket: HeldBucket, tmp
         data = await bucket.get(objects.name(SHARD, number))
         if data is not None:
             shipped += [row for batch in objects.decode(SHARD, number, data).batches for row in batch.rows]
-    assert shipped == [(1, Family.ROWS, b"key", b"value")]
+    assert [row for row in shipped if row[2] != MOMENT_KEY] == [(1, Family.ROWS, b"key", b"value")]
+
+
+async def test_the_first_batch_of_a_millisecond_has_its_time(
+    bucket: HeldBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the log, and so at followers; also the first one of an owner, whatever the clock says."""
+    times = iter((1000, 1000, 1001, 1001, 1001))
+    monkeypatch.setattr("topics_cluster.store.now_ms", lambda: next(times))
+    with Member(bucket, tmp_path / "a") as owner, Member(bucket, tmp_path / "b") as next_one:
+        await owner.own()
+        for number in range(4):
+            owner.put(b"%d" % number, b"")
+        await owner.sync()
+        owner.resign()
+        await next_one.own()
+        next_one.put(b"last", b"")
+        await next_one.sync()
+        assert next_one.store.get(Family.META, MOMENT_KEY) == keys.u64(1001)
+    found = []
+    for entry in await bucket.list(objects.prefix(SHARD)):
+        data = await bucket.get(entry.name)
+        assert data is not None
+        for batch in objects.decode(SHARD, objects.number_of(entry.name), data).batches:
+            found += [next((keys.read_u64(value) for _, _, key, value in batch.rows if key == MOMENT_KEY), None)]
+    assert found == [1000, None, 1001, None, 1001]
 
 
 async def test_only_an_owner_writes(owner: Member, standby: Member) -> None:

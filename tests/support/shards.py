@@ -14,7 +14,7 @@ from topics_cluster.uploader import Uploader
 from topics_service.storage.store import Family, StoreError
 
 SHARD = 0
-LOCAL = {POSITION_KEY, b"format", b"written_ms"}
+LOCAL = {POSITION_KEY, b"format"}
 """META rows of a directory that are not in the log."""
 
 

@@ -52,29 +52,10 @@ def add_parser(commands: "Commands") -> None:
     restore = _action(actions, "restore", "restore a backup to a new data directory")
     restore.add_argument("id", nargs="?", metavar="ID", help=_ID_HELP.format("the newest"))
     restore.add_argument("--to", type=Path, required=True, metavar="DIR", help="target directory, new or empty")
-    to = restore.add_mutually_exclusive_group()
-    to.add_argument(
-        "--at",
-        type=backup_log.moment,
-        metavar="TIME",
-        help="everything written up to this time: 2026-11-28T14:30:00Z, 15m (ago), ms, or latest (all archived)",
-    )
-    to.add_argument(
-        "--at-seq",
-        type=backup_log.partition_and_seq,
-        metavar="TOPIC[@PARTITION]:SEQ",
-        help="everything written until the partition reached this seq",
-    )
     restore.add_argument(
         "--fallback", action="store_true", help="if the backup is damaged, use the newest intact older one"
     )
-    restore.add_argument(
-        "--jump",
-        type=positive,
-        default=0,
-        metavar="N",
-        help="skip N seqs in every topic, for clients that have read beyond the backup",
-    )
+    backup_log.add_arguments(restore)
     prune = _action(actions, "prune", "remove old backups, and files no longer needed")
     prune.add_argument("--keep", type=positive, metavar="N", help="keep the newest N backups")
     prune.add_argument("--keep-days", type=positive, metavar="D", help="keep the backups of the last D days")

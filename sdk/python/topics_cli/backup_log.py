@@ -4,13 +4,15 @@ import argparse
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from topics_cli import output, server
 from topics_cli.times import point, shown
 from topics_cli.types import positive, whole
 
 if TYPE_CHECKING:
+    from topics_backup.manifest import Topic
     from topics_backup.shipping import Shipped
 
 LATEST: Final = -1
@@ -29,6 +31,30 @@ def partition_and_seq(text: str) -> tuple[str, int, int]:
         return topic, whole(partition) if "@" in name else 0, positive(seq)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is not TOPIC:SEQ or TOPIC@PARTITION:SEQ") from None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Register the options of a restore that is not of a backup alone."""
+    to = parser.add_mutually_exclusive_group()
+    to.add_argument(
+        "--at",
+        type=moment,
+        metavar="TIME",
+        help="everything written up to this time: 2026-11-28T14:30:00Z, 15m (ago), ms, or latest (all archived)",
+    )
+    to.add_argument(
+        "--at-seq",
+        type=partition_and_seq,
+        metavar="TOPIC[@PARTITION]:SEQ",
+        help="everything written until the partition reached this seq",
+    )
+    parser.add_argument(
+        "--jump",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="skip N seqs in every topic, for clients that have read beyond the backup",
+    )
 
 
 def archive(arguments: argparse.Namespace) -> int:
@@ -94,14 +120,19 @@ def restore_point(arguments: argparse.Namespace) -> int:
         jump=arguments.jump,
         report=lambda text: print(f"topics backup restore: {output.clean(text)}", file=sys.stderr),
     )
-    records = sum(part.count for topic in made.topics for part in topic.partitions)
+    facts = {"id": made.backup.id, "log_bytes": made.log_bytes, "written_ms": made.written_ms}
+    tell_restored(arguments, facts, made.backup.id, made.topics)
+    return 0
+
+
+def tell_restored(arguments: argparse.Namespace, facts: dict[str, Any], base: str, topics: "Sequence[Topic]") -> None:
+    """Report a restore of `base` and the log behind it, of which `facts` has the `log_bytes` and `written_ms`."""
+    records = sum(part.count for topic in topics for part in topic.partitions)
     if arguments.json:
-        facts = {"id": made.backup.id, "log_bytes": made.log_bytes, "written_ms": made.written_ms}
-        output.line(facts | {"topics": len(made.topics), "records": records, "data_dir": str(arguments.to)})
+        output.line(facts | {"topics": len(topics), "records": records, "data_dir": str(arguments.to)})
     else:
-        what = output.listed(topic=len(made.topics), record=records)
+        what = output.listed(topic=len(topics), record=records)
         print(
-            f"{made.backup.id} and {output.size(made.log_bytes)} of log: {what}, as of {shown(made.written_ms)}; "
+            f"{base} and {output.size(facts['log_bytes'])} of log: {what}, as of {shown(facts['written_ms'])}; "
             f"serve it with: topics serve --data-dir {arguments.to}"
         )
-    return 0

@@ -1,5 +1,5 @@
-"""`topics cluster`: make a cluster, check what it needs, show it, move its shard and finalize its format. The
-implementation is imported on use."""
+"""`topics cluster`: make a cluster, check what it needs, show it, move its shard, finalize its format and restore its
+moments. The implementation is imported on use."""
 
 import argparse
 import asyncio
@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from topics_cli import output, server
+from topics_cli import cluster_moments, output, server
 from topics_cli.types import positive
 from topics_client.installation import needs
 
@@ -26,8 +26,8 @@ def add_parser(commands: "Commands") -> None:
     """Register the subcommand and its own."""
     parser = commands.add_parser(
         "cluster",
-        description="Make a cluster in an object store, check what it needs, show its nodes, move its shard and finish "
-        "an upgrade. See docs/cluster.md.",
+        description="Make a cluster in an object store, check what it needs, show its nodes, move its shard, finish an "
+        "upgrade, and restore any moment of it. See docs/cluster.md.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     init = _action(actions, "init", "make a cluster in an object store", _init)
@@ -53,7 +53,10 @@ def add_parser(commands: "Commands") -> None:
             metavar="ADDRESSES",
             help="comma-separated host:port of the members of etcd (default: TOPICS_CLUSTER_ETCD)",
         )
-    for each in (init, check, finalize):
+    restore = _action(actions, "restore", "restore any moment that the log covers to a new data directory", _restore)
+    cluster_moments.add_arguments(restore)
+    moments = _action(actions, "moments", "list the times that can be restored", _moments)
+    for each in (init, check, finalize, restore, moments):
         each.add_argument(
             "--store", metavar="URL", help="object store, such as s3://bucket/prefix (default: TOPICS_CLUSTER_STORE)"
         )
@@ -178,6 +181,14 @@ def _check(arguments: argparse.Namespace) -> int:
     if not members and not arguments.json:
         output.note("etcd was not checked: give --etcd, or set TOPICS_CLUSTER_ETCD")
     return 0
+
+
+def _restore(arguments: argparse.Namespace) -> int:
+    return cluster_moments.restore(arguments, _bucket(arguments)[0])
+
+
+def _moments(arguments: argparse.Namespace) -> int:
+    return cluster_moments.moments(arguments, _bucket(arguments)[0])
 
 
 def _status(arguments: argparse.Namespace) -> int:

@@ -30,7 +30,13 @@ class Directory:
         self._tables = resources.tables
         self._bucket = bucket
         self._shard = shard
-        self._housekeeper = Housekeeper(bucket, shard, self._settings.data_path / COPIES, node)
+        self._housekeeper = Housekeeper(
+            bucket,
+            shard,
+            self._settings.data_path / COPIES,
+            node,
+            log_seconds=self._settings.cluster_log_seconds,
+        )
         self._housekeeping: asyncio.Task[None] | None = None
 
     async def open(self) -> ShardStore:

@@ -23,7 +23,7 @@ STEPS = 60
 COMMAND = "PYTHONPATH=tests python -m cluster.simulation"
 END_SECONDS = 120.0
 SMALL: dict[str, Any] = {  # so that what takes hours elsewhere happens within a life
-    "topics_cluster.collect.HOUR": 0.5,
+    "topics_cluster.collect.HOUR": 0.1,
     "topics_cluster.collect.DAY": 30.0,
     "topics_cluster.log.EARLY_BYTES": 300,
     "topics_cluster.log.MAX_OBJECT_BYTES": 400,

@@ -31,8 +31,8 @@ async def _above_the_fence(newest: Newest, tail: Tail) -> None:
         raise BehindCheckpointError
 
 
-def _any_goes(entry: ObjectEntry, below: int, now: float) -> bool:
-    return entry.modified < now - collect.HOUR and objects.number_of(entry.name) < below
+def _any_goes(entry: ObjectEntry, below: int, before: float) -> bool:
+    return entry.modified < before and objects.number_of(entry.name) < below
 
 
 def _fence_of_one(self: Tail, nonce: bytes, window: int = MAX_WINDOW) -> Put:
@@ -104,11 +104,11 @@ async def _at_once(_store: object, _ticket: int) -> None:
 
 
 MUTATIONS: dict[str, tuple[Planted, int]] = {
-    "no second look at the checkpoints": (lambda: patch.object(takeover, "_check_checkpoint", _no_look), 31),
+    "no second look at the checkpoints": (lambda: patch.object(takeover, "_check_checkpoint", _no_look), 39),
     "only a checkpoint above the fence counts": (
         lambda: patch.object(takeover, "_check_checkpoint", _above_the_fence), 1,
     ),
-    "fences collected": (lambda: patch.object(collect, "is_outdated", _any_goes), 195),
+    "fences collected": (lambda: patch.object(collect, "is_outdated", _any_goes), 197),
     "a fence that resumes at the next number": (lambda: patch.object(Tail, "fence", _fence_of_one), 1),
     "acknowledged out of order": (lambda: patch.object(Appender, "created", _out_of_order), 1),
     "acknowledged before the answer": (lambda: patch.object(Uploader, "_make", _unanswered), 1),

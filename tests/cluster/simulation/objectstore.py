@@ -63,9 +63,11 @@ class ObjectStore:
         found = self.objects.get(name)
         return None if found is None else found[0]
 
-    def list(self, prefix: str, after: str) -> dict[str, ObjectEntry]:
+    def list(self, prefix: str, after: str, before: str) -> dict[str, ObjectEntry]:
         """The objects that are there now."""
-        names = [name for name in self.objects if name.startswith(prefix) and name > after]
+        names = [
+            name for name in self.objects if name.startswith(prefix) and name > after and (not before or name < before)
+        ]
         return {name: ObjectEntry(name, len(self.objects[name][0]), self.objects[name][1]) for name in names}
 
     def delete(self, names: Iterable[str]) -> None:
@@ -105,10 +107,10 @@ class NodeBucket:
         """See Bucket."""
         return await self._call(lambda: self._store.get(name))
 
-    async def list(self, prefix: str, after: str = "") -> Sequence[ObjectEntry]:
+    async def list(self, prefix: str, after: str = "", before: str = "") -> Sequence[ObjectEntry]:
         """See Bucket. Not a moment's: what comes and goes while it is made may be in it or not."""
-        first = await self._call(lambda: self._store.list(prefix, after))
-        last = await self._call(lambda: self._store.list(prefix, after))
+        first = await self._call(lambda: self._store.list(prefix, after, before))
+        last = await self._call(lambda: self._store.list(prefix, after, before))
         sure = first.keys() & last.keys()
         named = [name for name in {**first, **last} if name in sure or self._dice.random() < 0.5]
         return [{**last, **first}[name] for name in sorted(named)]
