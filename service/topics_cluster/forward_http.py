@@ -105,9 +105,9 @@ class ForwardingApp:
                 await self._forward(_Body(scope, receive), send, search, origin)
         except FullError:
             error = TopicsError(Reason.THROTTLED, "the node forwards as many requests as it may")
-            await _refuse(error, context, scope, send)
+            await refuse(error, context, scope, send)
         except TopicsError as error:
-            await _refuse(error, context, scope, send)
+            await refuse(error, context, scope, send)
 
     async def _forward(self, body: "_Body", send: Send, search: OwnerSearch, origin: Origin) -> None:
         scope = body.scope
@@ -323,7 +323,7 @@ def _chunk(part: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(part), part) if part else b""
 
 
-async def _refuse(error: TopicsError, context: RequestContext, scope: Scope, send: Send) -> None:
+async def refuse(error: TopicsError, context: RequestContext, scope: Scope, send: Send) -> None:
     """Answer a request that reached no owner."""
     response = error_response(error, 0.0)
     headers = [
