@@ -26,7 +26,7 @@ from topics_server.settings import default
 from topics_service.api.grpc.calls import Calls
 from topics_service.api.grpc.handlers import OUR_METHODS
 from topics_service.api.grpc.handlers import Handler as GrpcHandler
-from topics_service.api.request_context import begin
+from topics_service.api.request_context import HEADER_BYTES, begin
 from topics_service.engine.errors import TopicsError
 from topics_service.statistics import NodeStatistics
 
@@ -57,18 +57,19 @@ class HttpDoor:
         self._statistics = statistics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            wanted = positions.of_request(scope)
+        except TopicsError as error:
+            request = begin(dict(scope["headers"]).get(HEADER_BYTES), scope.get("client"), scope["type"])
+            await refuse(error, request, scope, send)
+            return
         term = self._place.term
         if term is not None and (term.gate.is_open or await _is_owner(term)):
-            try:
-                positions.of_request(scope)
-            except TopicsError as error:
-                await refuse(error, begin(None, scope.get("client"), scope["type"]), scope, send)
-            else:
-                await term.serve(scope, receive, positions.stating(send, term.position))
+            await term.serve(scope, receive, positions.stating(send, term.position))
         elif scope["type"] == "http" and scope["raw_path"] in _PROBES:
             await self._probes(scope, receive, send)
         else:
-            rest = await self._reads.answer(scope, receive, send)
+            rest = await self._reads.answer(wanted, scope, receive, send)
             if rest is not None:
                 self._statistics.forwarded["http"] += 1
                 await self._forwarder(scope, rest, send)

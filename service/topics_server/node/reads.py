@@ -204,22 +204,17 @@ class FollowerReads:
 
     # -------------------------------------------------------------- HTTP
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> Receive | None:
+    async def answer(self, wanted: Standpoint | None, scope: Scope, receive: Receive, send: Send) -> Receive | None:
         """Answer an HTTP request that is to be answered here. For others, return what receives the whole request."""
         local = self._local
-        if local is None or scope["type"] != "http":
+        if local is None or wanted is None or scope["type"] != "http" or not self._is_ready():
             return receive
-        try:
-            wanted = positions.of_request(scope)
-            if wanted is None or not self._is_ready() or not self._is_tried(scope):
-                return receive
-            await local.topics.reach(wanted, _REACH_SECONDS)
-        except (TopicsError, PassedOnError) as error:
-            log.debug("a read goes to the owner: %s", error)
+        if not self._is_tried(scope):
             return receive
         kept = _Kept(receive)
+        here = {**scope, "state": {**scope["state"]}}  # what is taken out of it stays for the owner
         try:
-            here = {**scope, "state": {**scope["state"]}}  # what is taken out of it stays for the owner
+            await local.topics.reach(wanted, _REACH_SECONDS)
             await local.app(here, kept.receive, stating(send, lambda: local.topics.position))
         except PassedOnError as passed:
             log.debug("a read goes to the owner: %s", passed)
@@ -233,7 +228,10 @@ class FollowerReads:
         rpc, headers = self._routes.rpc_of(scope["method"], scope["raw_path"]), dict(scope["headers"])
         length = headers.get(b"content-length", b"0" if scope["method"] != "POST" else b"")
         is_small = length.isdigit() and len(length) < 10 and int(length) <= _MOST_KEPT_BYTES
-        return is_small and rpc in _ROUTED and self._knows(rpc, headers.get(b"authorization"))
+        try:
+            return is_small and rpc in _ROUTED and self._knows(rpc, headers.get(b"authorization"))
+        except TopicsError:
+            return False
 
 
 class _Local(NamedTuple):
