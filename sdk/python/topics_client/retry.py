@@ -48,10 +48,17 @@ class Patience:
         self._sleep = sleep
         self._pauses = retry.pauses()
         self._ends: float | None = None
+        self._moves = 0
 
     def renew(self) -> None:
         """Record progress: the time restarts with the next failure."""
         self._ends = None
+        self._moves = 0
+
+    def moves(self, error: UnavailableError, others: int) -> bool:
+        """Return whether to try another server at once, of so many: nothing was sent to the one that failed."""
+        self._moves += error._never_sent
+        return error._never_sent and self._moves <= others
 
     def pause(self, error: UnavailableError) -> float | None:
         """Return the seconds to wait before another attempt; None if the time would be up by then."""
