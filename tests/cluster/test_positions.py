@@ -122,7 +122,7 @@ def test_writes_over_http_are_read_at_every_node(cluster: Cluster) -> None:
 
 def test_a_client_goes_on_when_its_node_is_killed(cluster: Cluster) -> None:
     owner = cluster.owner()
-    follower, other = (node for node in cluster.nodes if node is not owner)
+    follower = next(node for node in cluster.nodes if node is not owner)
     for read_from in ("owner", "followers"):
         with TopicsClient(targets(cluster, follower), retry=PATIENT, read_from=read_from) as client:
             first = client.append("t", 1, config=TopicConfig(durability="fsync")).last_seq
@@ -135,4 +135,4 @@ def test_a_client_goes_on_when_its_node_is_killed(cluster: Cluster) -> None:
             node.start()
         cluster.wait_for_followers(2)
         owner = cluster.owner()
-        follower, other = (node for node in cluster.nodes if node is not owner)
+        follower = next(node for node in cluster.nodes if node is not owner)

@@ -19,11 +19,13 @@ from cluster.test_reads_memory import no_answer, two
 from support.held_bucket import HeldBucket
 from support.shards import Member
 from support.waiting import until
+from topics_client import AsyncTopicsClient, NotFoundError
 from topics_cluster import identity
 from topics_cluster.commit import LogCommit
 from topics_gateway.request import PassedOnError
 from topics_proto.v1 import record_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
+from topics_server.node import reads
 from topics_server.node.local import LocalTopics
 from topics_server.node.server import NodeServer
 from topics_server.server import Server
@@ -40,6 +42,12 @@ async def world(tmp_path: Path) -> World:
     world = World(tmp_path)
     await identity.create(world.bucket)
     return world
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let followers wait as long as a busy machine needs: which node answers is counted."""
+    monkeypatch.setattr(reads, "_REACH_SECONDS", 20.0)
 
 
 @contextlib.asynccontextmanager
@@ -193,6 +201,7 @@ async def test_a_follower_that_is_behind_passes_the_read_on_and_its_stale_rows_a
         assert len((await read(at_b, "t", first)).json()["records"]) == 1
         with monkeypatch.context() as away:
             away.setattr(world.bucket, "get", no_answer)
+            away.setattr(reads, "_REACH_SECONDS", 0.1)
             position = await write(at_a, "t", {"data": 2})
             began = time.monotonic()
             reply = await read(at_b, "t", position)
@@ -267,6 +276,37 @@ async def test_reads_at_a_follower_are_authorized_counted_and_logged_like_those_
         for status, count in (("2xx", 1), ("4xx", 2)):
             assert f'_seconds_count{{rpc="TopicsService.GetTopic",status="{status}"}} {count}.0' in metrics
         assert 'topics_http_errors_total{code="forbidden"} 2.0' in metrics
+
+
+async def test_the_client_reads_its_writes_at_the_node_that_it_is_given(world: World) -> None:
+    async with two(world) as (_, b):
+        url = f"127.0.0.1:{b.grpc_port}"
+        async with AsyncTopicsClient(url, read_from="followers") as client, AsyncTopicsClient(url) as plain:
+            with pytest.raises(NotFoundError):
+                await client.get_topic("t")  # the first read is the owner's: no position is known
+            assert counted(b) == (0, 1)
+            for number in range(1, 21):
+                await client.append("t", number)
+                assert (await client.diff("t", number - 1)).records[0].value == number
+                assert (await client.get_topic("t")).head_seq == number
+            assert [record.value async for record in client.read("t", last=2)] == [19, 20]
+            assert counted(b)[0] == 41
+            async with client.producer(linger_ms=0) as producer:
+                await producer.append("t", 21)
+                await producer.flush()
+            assert (await client.diff("t", 20)).records[0].value == 21
+            assert counted(b)[0] == 42
+            await plain.append("t", 22)
+            async with client.read("t", 21, follow=True) as following:
+                assert (await anext(aiter(following))).seq == 22
+                assert (await client.diff("t", 21)).records[0].value == 22  # the owner's again: it saw more
+                assert counted(b)[0] == 42
+            assert (await client.diff("t", 21)).records[0].value == 22
+            assert counted(b)[0] == 43
+            await plain.get_topic("t")
+            assert counted(b)[0] == 43
+        with pytest.raises(ValueError, match="read_from is owner or followers"):
+            AsyncTopicsClient(url, read_from="nearest")  # type: ignore[arg-type]
 
 
 async def test_reads_go_on_at_a_follower_while_there_is_no_owner(world: World) -> None:

@@ -56,13 +56,13 @@ class LocalTopics:
             return self._replica.locate(name, ts, partition)
 
     async def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
-        """See `TopicsApi.bulk`. A read that has begun goes on while the node takes the shard over."""
+        """See `TopicsApi.bulk`. A read that has begun continues while the node takes the shard over."""
         self._check(has_begun=bool(request.epoch))
         with self.store.writing:  # objects are applied on another thread
             return self._replica.bulk(request)
 
     async def reach(self, wanted: Standpoint, seconds: float) -> None:
-        """Wait until the rows have all writes up to there. Raises PassedOnError after so many seconds."""
+        """Wait until the rows have all writes up to there. Raises PassedOnError after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 while not self.is_closed and not self._has(wanted):

@@ -69,7 +69,7 @@ class StatingContext:
     def __init__(self, context: Context, position: Position | None = None) -> None:
         self.inner = context
         self.position = position
-        """None leaves the metadata to whoever answers the call."""
+        """None leaves the metadata to the node that answers the call."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

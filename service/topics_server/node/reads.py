@@ -235,7 +235,7 @@ class FollowerReads:
 
 
 class _Local(NamedTuple):
-    """What serves reads from one store."""
+    """The parts that serve reads from one store."""
 
     topics: LocalTopics
     servicer: TopicsServicer
