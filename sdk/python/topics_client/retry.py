@@ -56,7 +56,7 @@ class Patience:
         self._moves = 0
 
     def moves(self, error: UnavailableError, others: int) -> bool:
-        """Return whether to try one of the `others` at once: the one that failed was sent nothing, and some are left."""
+        """Return whether to try one of the `others` at once: nothing was sent to the one that failed."""
         self._moves += error._never_sent
         return error._never_sent and self._moves <= others
 

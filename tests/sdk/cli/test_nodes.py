@@ -17,7 +17,7 @@ def test_a_node_that_is_down_is_passed_over(tmp_path: Path) -> None:
         assert topics("ls", "--quiet", env={"TOPICS_URL": f"{DEAD},{running.grpc_target}"}).out == "t\n"
         topics("profile", "add", "both", both, env={"XDG_CONFIG_HOME": str(tmp_path)})
         shown = topics("profile", "show", "both", env={"XDG_CONFIG_HOME": str(tmp_path)})
-        assert shown.cells[0] == ["server", both]
+        assert both in shown.out
         assert topics("info", "t", "--profile", "both", env={"XDG_CONFIG_HOME": str(tmp_path)}).code == 0
         assert topics("wait-ready", "--server", both).code == 0
     assert "127.0.0.1" in topics("ls", "--server", f"{DEAD},127.0.0.1:2", code=3).err
