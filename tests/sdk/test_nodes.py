@@ -112,6 +112,24 @@ def test_an_owner_is_followed_from_any_of_them(clients: Clients, serve: Callable
     assert front.calls == before
 
 
+def test_an_owner_that_is_gone_costs_no_error_where_nothing_was_sent(
+    clients: Clients, serve: Callable[[Namer], str]
+) -> None:
+    front, owner = Namer(""), Namer("")
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((owner,))
+    front.owner = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    for client in (clients(serve(front), retry=ONCE), clients([DEAD, serve(front)], retry=ONCE)):
+        before = owner.calls
+        poll(lambda client=client, before=before: client.get_topic("t") is not None and owner.calls > before)
+        client.connection._routes._configured = next(iter(client.connection._routes._links.values()))
+    server.stop(0).wait()
+    before = front.calls
+    client.redrive("t")  # to the owner, to the node that is down, and to the third
+    assert front.calls == before + 1
+
+
 def test_each_node_is_verified_by_its_own_name(clients: Clients, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
     node = Namer("")

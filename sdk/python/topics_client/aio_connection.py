@@ -20,7 +20,7 @@ from topics_client.connection import (
     is_repeatable,
     options_of,
 )
-from topics_client.errors import UnavailableError, from_rpc
+from topics_client.errors import UnavailableError
 from topics_client.positions import Positions
 from topics_client.retry import Patience, Retry
 from topics_client.routes import Link, Route, RoutedMethod, Routes, route_of
@@ -136,7 +136,7 @@ class AsyncConnection:
                     route.note(await call.trailing_metadata())
                     return cast("_Response", answer)
             except UnavailableError as error:
-                if patience.moves(error, self._routes.others):
+                if patience.moves(error):
                     continue
                 pause = patience.pause(error)
                 if pause is None:
@@ -145,7 +145,7 @@ class AsyncConnection:
 
     async def waited(self, patience: Patience, error: UnavailableError, ended: asyncio.Event) -> bool:
         """See Connection.waited."""
-        if patience.moves(error, self._routes.others):
+        if patience.moves(error):
             return not ended.is_set()
         pause = patience.pause(error)
         if pause is not None:
@@ -204,7 +204,7 @@ class AsyncConnection:
                 self._routes.answered(route.link, error.initial_metadata())
                 self._routes.failed(route.link, error.code())
                 route.note(error.trailing_metadata())
-            raise from_rpc(error, route.link.address, timeout) from None
+            raise route.failure(error, timeout) from None
         except (grpc.aio.UsageError, ValueError) as error:
             if self._closed:  # the error that gRPC raises for a closed channel
                 raise closed(self.address) from error

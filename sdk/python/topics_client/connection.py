@@ -107,13 +107,13 @@ class Connection:
                     route.note(call.trailing_metadata())
                     return cast("_Response", answer)
             except UnavailableError as error:
-                if not patience.moves(error, self._routes.others) and not patience.waited(error):
+                if not patience.moves(error) and not patience.waited(error):
                     raise
 
     def waited(self, patience: Patience, error: UnavailableError, ended: Event) -> bool:
         """Sleep before another attempt, or until `ended`. Returns False at once if the retry time would be over by
         then."""
-        if patience.moves(error, self._routes.others):
+        if patience.moves(error):
             return not ended.is_set()
         pause = patience.pause(error)
         if pause is not None:
@@ -208,9 +208,7 @@ class Connection:
         except grpc.RpcError as error:
             if isinstance(error, grpc.Call):
                 self._note(route, error)
-            raise from_rpc(
-                error, route.link.address, timeout
-            ) from None  # gRPC's own message says the same, less clearly
+            raise route.failure(error, timeout) from None  # gRPC's own message says the same, less clearly
         except ValueError as error:
             if self._closed:  # the error that gRPC raises for a closed channel
                 raise closed(self.address) from error

@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.message import Message
 
 from topics_client.address import Address
+from topics_client.errors import TopicsError, from_rpc
 from topics_client.positions import POSITION, Positions, is_read_to_end
 
 OWNER: Final = "x-topics-owner"
@@ -213,14 +214,27 @@ class Route:
     """The way of one call: its link, its metadata, and what it says of the client's position."""
 
     def __init__(
-        self, link: Link, metadata: Metadata, positions: Positions | None = None, *, is_read_to_end: bool = False
+        self,
+        link: Link,
+        others: int,
+        metadata: Metadata,
+        positions: Positions | None = None,
+        *,
+        is_read_to_end: bool = False,
     ) -> None:
         self.link = link
         self.metadata = metadata
+        self._others = others
         self._positions = positions
         self._began = 0 if positions is None else positions.begin()
         self._is_read_to_end = is_read_to_end
         self._has_come = False
+
+    def failure(self, error: grpc.RpcError, timeout: float | None = None) -> TopicsError:
+        """Translate gRPC's error of the call, see `from_rpc`."""
+        found = from_rpc(error, self.link.address, timeout)
+        found._others = self._others
+        return found
 
     def came(self) -> None:
         """Take note of an answer of a stream, whose position comes with the end, or not at all."""
@@ -237,9 +251,9 @@ class Route:
 def route_of(routes: Routes, positions: Positions | None, metadata: Metadata, request: Message | None = None) -> Route:
     """The route of a call; without a `request`, which is for a stream of them."""
     if positions is None or request is None:
-        return Route(routes.current(), metadata, positions)
-    wanted = positions.wanted(request)
-    is_whole = is_read_to_end(request)
+        return Route(routes.current(), routes.others, metadata, positions)
+    wanted, is_whole = positions.wanted(request), is_read_to_end(request)
     if wanted is None:
-        return Route(routes.current(), metadata, positions, is_read_to_end=is_whole)
-    return Route(routes.nearest(), (*metadata, (POSITION, wanted)), positions, is_read_to_end=is_whole)
+        return Route(routes.current(), routes.others, metadata, positions, is_read_to_end=is_whole)
+    marked = (*metadata, (POSITION, wanted))
+    return Route(routes.nearest(), routes.others, marked, positions, is_read_to_end=is_whole)
