@@ -33,6 +33,7 @@ from topics_server.settings import Settings, load
 from topics_service.api.request_context import POSITION
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DiffRequest
 from topics_service.engine.replica import Replica
 
@@ -216,6 +217,36 @@ async def test_a_follower_that_is_behind_passes_the_read_on_and_its_stale_rows_a
         await until(lambda: b.statistics.number == a.statistics.number)
         assert len((await read(at_b, "t", position)).json()["records"]) == 2
         assert counted(b) == (3, 2)
+
+
+@pytest.mark.parametrize("http2", [False, True])
+async def test_requests_of_every_framing_are_answered_here_or_by_the_owner(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, http2: bool
+) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b'{"from_'
+        yield b'seq": 0}'
+
+    async with two(world) as (a, b), http(a) as at_a:
+        position = await write(at_a, "t", {"data": 1})
+        base = f"http://127.0.0.1:{b.http_port}"
+        async with httpx.AsyncClient(base_url=base, http1=not http2, http2=http2, timeout=20) as at_b:
+            headers = {POSITION: position, "content-type": "application/json"}
+            for served in (1, 0):
+                if not served:
+                    monkeypatch.setattr(LocalTopics, "_check", refuse)
+                before = counted(b)
+                for content in ('{"from_seq": 0}', " " * 60_000 + "{}", b"", parts()):
+                    reply = await at_b.post("/v0/topics/t/diff", content=content, headers=headers)
+                    assert [each["data"] for each in reply.json()["records"]] == [1]
+                assert (await at_b.get("/v0/topics/t", headers=headers)).json()["head_seq"] == 1
+                assert (await at_b.head("/v0/topics/t", headers=headers)).status_code == 200
+                local = 5 * served  # a body without a length is the owner's
+                assert counted(b) == (before[0] + local, before[1] + 6 - local)
+
+
+def refuse(_: object, **__: object) -> None:
+    raise TopicsError(Reason.NOT_READY, "as the test wants")
 
 
 async def test_a_read_waits_until_the_rows_are_there(world: World) -> None:
