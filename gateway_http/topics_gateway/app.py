@@ -22,7 +22,7 @@ from topics_gateway.probe_endpoints import ProbeEndpoints
 from topics_gateway.queue_endpoints import QueueEndpoints
 from topics_gateway.record_endpoints import RecordEndpoints
 from topics_gateway.render import RenderCache
-from topics_gateway.request import ON_ROUTED, ClientDisconnectedError, Handler, Request, ms_since
+from topics_gateway.request import ON_ROUTED, ClientDisconnectedError, Handler, PassedOnError, Request, ms_since
 from topics_gateway.response import EventStream, Response, send_response
 from topics_gateway.router_endpoints import RouterEndpoints
 from topics_gateway.routes import UNROUTED, Route, RouteTable
@@ -69,16 +69,29 @@ def create_app(
     http: ASGIApp = _Routes(table, settings, authorizer, api, origins).handle
     if calls is not None:
         http = GrpcWeb(http, calls, settings, authorizer, api.metrics, origins)
-    http = _Guard(http)
-    if settings.origins:
-        http = CrossOrigin(http, settings.origins, api.metrics.http)
-    return _Gateway(http, sockets)
+    return _Gateway(_guarded(http, settings, api), sockets)
 
 
 def create_probes(api: Probed, settings: GatewaySettings, authorizer: Authorizer) -> ASGIApp:
     """The probes and metrics alone, for a node of a cluster that passes all other requests on."""
     table = RouteTable(_probes(api, settings))
     return _Guard(_Routes(table, settings, authorizer, api, OriginPolicy(settings.hosts, settings.origins)).handle)
+
+
+def create_reads(api: TopicsApi, node: Probed, settings: GatewaySettings, authorizer: Authorizer) -> ASGIApp:
+    """Reads of topics alone, which count as those of `node`. Raises PassedOnError where `api` does."""
+    rendered = RenderCache(settings.render_cache_bytes)
+    handlers: Mapping[str, Handler] = {
+        "topics.v1.TopicsService.GetTopic": TopicEndpoints(api, settings).get,
+        "topics.v1.TopicsService.Diff": RecordEndpoints(api, settings, rendered).diff,
+    }
+    origins = OriginPolicy(settings.hosts, settings.origins)
+    return _guarded(_Routes(RouteTable(handlers), settings, authorizer, node, origins).handle, settings, node)
+
+
+def _guarded(http: ASGIApp, settings: GatewaySettings, api: Probed) -> ASGIApp:
+    guarded = _Guard(http)
+    return CrossOrigin(guarded, settings.origins, api.metrics.http) if settings.origins else guarded
 
 
 def _probes(api: Probed, settings: GatewaySettings) -> Mapping[str, Handler]:
@@ -174,6 +187,8 @@ class _Guard:
 
         try:
             await self._http(scope, receive, noting_send)
+        except PassedOnError:
+            raise
         except Exception:
             if started:  # too late for a reply: the server logs it and breaks the response off
                 raise
@@ -219,6 +234,9 @@ class _Routes:
             outcome = _OUTCOMES[status // 100]
         except ClientDisconnectedError:
             outcome = _GONE
+        except PassedOnError:
+            outcome = ""
+            raise
         except asyncio.CancelledError:
             outcome = _GONE
             raise
@@ -226,7 +244,8 @@ class _Routes:
             if request.held is not None:
                 request.held.release()
             statistics.in_flight -= 1
-            statistics.observe(request.rpc or UNROUTED, outcome, time.perf_counter() - request.started)
+            if outcome:
+                statistics.observe(request.rpc or UNROUTED, outcome, time.perf_counter() - request.started)
 
     async def _serve(self, request: Request, send: Send) -> int:
         """Authorize the call and answer it; returns the status of the answer."""

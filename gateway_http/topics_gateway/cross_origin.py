@@ -7,7 +7,7 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topics_gateway.routes import annotated_routes
-from topics_service.api.request_context import HEADER
+from topics_service.api.request_context import HEADER, POSITION
 from topics_service.statistics import RequestStatistics
 
 _RPC: Final = "Preflight"  # among the RPCs, in metrics
@@ -15,12 +15,12 @@ _MAX_AGE_SECONDS: Final = 3600
 _METHODS: Final = ", ".join(sorted({"HEAD", *(method for _, method, _ in annotated_routes())}))
 _REQUEST_HEADERS: Final = ", ".join(
     (
-        "Authorization", "Content-Type", "Content-Encoding", "Idempotency-Key", "Last-Event-ID", HEADER, "traceparent",
-        "tracestate", "grpc-timeout", "x-grpc-web", "x-user-agent",
+        "Authorization", "Content-Type", "Content-Encoding", "Idempotency-Key", "Last-Event-ID", HEADER, POSITION,
+        "traceparent", "tracestate", "grpc-timeout", "x-grpc-web", "x-user-agent",
     )
 )  # fmt: skip
 _VARY: Final = (b"vary", b"origin")
-_ANSWER: Final = ((b"access-control-expose-headers", f"Retry-After, {HEADER}".encode()), _VARY)
+_ANSWER: Final = ((b"access-control-expose-headers", f"Retry-After, {HEADER}, {POSITION}".encode()), _VARY)
 _PREFLIGHT: Final = (
     (b"access-control-allow-methods", _METHODS.encode()),
     (b"access-control-allow-headers", _REQUEST_HEADERS.encode()),

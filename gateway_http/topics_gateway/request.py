@@ -28,6 +28,10 @@ class ClientDisconnectedError(Exception):
     """The client closed the connection before it received its answer."""
 
 
+class PassedOnError(Exception):
+    """The request is to be answered by another server: nothing of an answer was sent, and it counts there."""
+
+
 class Request:
     """The parts of an ASGI request that handlers look at.
 

@@ -105,9 +105,10 @@ class ForwardingApp:
                 await self._forward(_Body(scope, receive), send, search, origin)
         except FullError:
             error = TopicsError(Reason.THROTTLED, "the node forwards as many requests as it may")
-            await _refuse(error, context, scope, send)
+            await refuse(error, context, scope, send)
         except TopicsError as error:
-            await _refuse(error, context, scope, send)
+            is_forwarded = isinstance(scope.get("client"), ForwardedClient)
+            await refuse(error, context, scope, send, ((NOT_OWNER_BYTES, b"1"),) if is_forwarded else ())
 
     async def _forward(self, body: "_Body", send: Send, search: OwnerSearch, origin: Origin) -> None:
         scope = body.scope
@@ -323,16 +324,21 @@ def _chunk(part: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(part), part) if part else b""
 
 
-async def _refuse(error: TopicsError, context: RequestContext, scope: Scope, send: Send) -> None:
-    """Answer a request that reached no owner."""
+async def refuse(
+    error: TopicsError,
+    context: RequestContext,
+    scope: Scope,
+    send: Send,
+    fields: tuple[tuple[bytes, bytes], ...] = (),
+) -> None:
+    """Answer a request with an error and these further header fields."""
     response = error_response(error, 0.0)
     headers = [
         (b"content-type", response.content_type),
         *response.headers,
         (b"content-length", b"%d" % len(response.body)),
+        *fields,
     ]
-    if isinstance(scope.get("client"), ForwardedClient):
-        headers.append((NOT_OWNER_BYTES, b"1"))
     if context.given is not None:
         headers.append((REQUEST_ID, context.given.encode()))
     kind = "http.response" if scope["type"] == "http" else "websocket.http.response"

@@ -8,7 +8,7 @@ import pytest
 from grpc._cython import cygrpc
 
 from support.grpc_on_engine import open_service
-from topics_client.connection import CHANNEL_OPTIONS
+from topics_client.connection import SEVERAL_OPTIONS
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceStub
 from topics_service.api.grpc.options import server_options
@@ -16,7 +16,7 @@ from topics_service.api.grpc.options import server_options
 _LIBRARY = Path(cygrpc.__file__).read_bytes()
 
 
-@pytest.mark.parametrize("name", sorted({name for name, _ in (*server_options(1), *CHANNEL_OPTIONS)}))
+@pytest.mark.parametrize("name", sorted({name for name, _ in (*server_options(1), *SEVERAL_OPTIONS)}))
 def test_grpc_knows_the_option(name: str) -> None:
     assert name.encode() + b"\0" in _LIBRARY
 

@@ -6,10 +6,11 @@ from engine_support import World, gap, run_machine, seqs
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from msgspec.structs import replace
+from router_support import RouterWorld
 
 from topics_service.engine import reader
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.model import BulkRequest, DiffReply, TagMatch
+from topics_service.engine.model import BulkRequest, ConfigInput, DiffReply, DiffRequest, TagMatch
 from topics_service.engine.replica import Replica
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family, StoreError
@@ -196,6 +197,76 @@ def test_a_damaged_row_is_told(following: Following) -> None:
     reason, message = following.refused(end_seq=1)
     assert reason is Reason.INTERNAL
     assert message.startswith('the state of partition 0 of topic "t" is damaged: log row of')
+
+
+def test_pages_states_and_times_are_those_of_the_engine(following: Following) -> None:
+    world, replica = following.world, following.replica
+    world.put(dedupe_node=True, priority=7)
+    world.engine.put_topic("many", ConfigInput(), 3)
+    for _ in range(20):
+        world.clock.advance(10)
+        world.append(*[b"1"] * 5, tags=[b"a", b"b"] * 2 + [None], sync=True)
+    world.append(b"2", topic="many", partition=2, sync=True)
+    world.delete(30)
+    replica.follow()
+    for request in (
+        DiffRequest(topic="t"),
+        DiffRequest(topic="t", from_seq=40, limit=7),
+        DiffRequest(topic="t", last=3),
+        DiffRequest(topic="t", from_ts=world.clock.now_ms() - 50),
+        DiffRequest(topic="t", filter=TagMatch("Eq", b"a"), max_batch_bytes=3),
+        DiffRequest(topic="t", from_seq=5000),
+        DiffRequest(topic="many", partition=2),
+    ):
+        expected, found = world.engine.diff(request), replica.diff(request)
+        assert told(found) == told(expected)
+        assert (found.partition, found.partition_count) == (expected.partition, expected.partition_count)
+    for name, partition in (("t", 0), ("many", 2)):
+        expected_state = world.engine.get_topic(name, touch=False, partition=partition)
+        expected_state.last_read_ts = None
+        assert replica.state(name, partition) == replace(
+            expected_state, effective_priority=expected_state.config.priority or 0
+        )
+    for ts in (0, world.clock.now_ms() - 50, world.clock.now_ms() + 1):
+        assert replica.locate("t", ts) == world.engine.locate("t", ts)
+
+
+def test_a_page_that_waits_a_queue_and_expired_records_are_for_the_server(following: Following) -> None:
+    world, replica = following.world, following.replica
+    world.append(b"1", sync=True)
+    world.put("q", type="queue")
+    world.put("short", ttl_ms=100)
+    world.append(b"1", topic="short", sync=True)
+    replica.follow()
+    assert seqs(replica.diff(DiffRequest(topic="t", wait_ms=1))) == [1]
+    world.clock.advance(200)
+    for call in (
+        lambda: replica.diff(DiffRequest(topic="t", from_seq=1, wait_ms=1)),
+        lambda: replica.state("q"),
+        lambda: replica.state("short"),
+        lambda: replica.diff(DiffRequest(topic="short")),
+        lambda: replica.locate("short", 0),
+    ):
+        with pytest.raises(TopicsError) as error:
+            call()
+        assert error.value.reason is Reason.NOT_READY
+
+
+def test_the_destination_of_a_router_is_for_the_owner() -> None:
+    world = RouterWorld()
+    store = FollowingMemory(world.store)
+    replica = Replica(store, world.clock, is_durable=True)
+    world.append(b"1", topic="a", sync=True)
+    world.append(b"1", topic="b", sync=True)
+    replica.follow()
+    assert seqs(replica.diff(DiffRequest(topic="b"))) == [1]
+    world.route("a", "b")
+    replica.follow()
+    assert seqs(replica.diff(DiffRequest(topic="a"))) == [1]
+    with pytest.raises(TopicsError, match="a router may have records"):
+        replica.diff(DiffRequest(topic="b"))
+    with pytest.raises(TopicsError, match="a router may have records"):
+        replica.bulk(BulkRequest(topic="b", limit=1, max_batch_bytes=1))
 
 
 class ReplicaMachine(EngineMachine):

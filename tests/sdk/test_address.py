@@ -98,3 +98,42 @@ def test_a_key_is_never_shown() -> None:
     address = Address.parse("topics+tls://s3cret@[::1]:9?ca=/a&ca=/b")
     assert (address.key, address.target, str(address)) == ("s3cret", "[::1]:9", "topics+tls://[::1]:9?ca=/b")
     assert "s3cret" not in f"{address!r}{address}"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "topics+tls://k,y@a:1,[::1]:2,c?ca=/x",
+        ["topics+tls://k,y@a:1?ca=/x", "topics+tls://k,y@[::1]:2,c?ca=/x"],
+        ["topics+tls://k,y@a:1?ca=/x", "topics+tls://k,y@[::1]:2?ca=/x", "topics+tls://k,y@c:4001,a:1?ca=/x"],
+    ],
+)
+def test_an_address_of_several_nodes(given: str | list[str]) -> None:
+    found = Address.parse(given)
+    assert found == Address("a", 1, "k,y", tls=True, ca_file="/x", others=(("::1", 2), ("c", 4001)))
+    assert [node.target for node in found.nodes] == ["a:1", "[::1]:2", "c:4001"]
+    assert all(node.key == "k,y" and node.ca_file == "/x" and not node.others for node in found.nodes)
+    assert str(found) == "topics+tls://a:1,[::1]:2,c:4001?ca=/x"
+    assert Address.parse(str(found), key="k,y") == found
+
+
+def test_the_environment_may_name_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICS_URL", "a, b:2")
+    assert Address.parse().others == (("b", 2),)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("topics://s3cret@a,", "topics://KEY@HOST:PORT"),
+        ("topics://s3cret@,a", "topics://KEY@HOST:PORT"),
+        ("topics://s3cret@a,b:x", "0-65535"),
+        (["topics://s3cret@a", "topics://other@b"], "the same scheme, key"),
+        (["topics://s3cret@a", "topics+tls://s3cret@b"], "the same scheme, key"),
+        ("topics://s3cret@" + ",".join(f"h{n}" for n in range(33)), "at most 32"),
+    ],
+)
+def test_what_is_no_address_of_several_nodes(given: str | list[str], why: str) -> None:
+    with pytest.raises(ValueError, match=why) as caught:
+        Address.parse(given)
+    assert "s3cret" not in str(caught.value)

@@ -23,7 +23,6 @@ from topics_client import (
     TopicsClient,
     UnavailableError,
 )
-from topics_client import aio_connection as aio_connections
 from topics_client import connection as connections
 
 
@@ -376,8 +375,7 @@ def test_a_read_from_a_server_that_hangs_breaks(
 
     quick = [option for option in connections.CHANNEL_OPTIONS if "keepalive" not in option[0]]
     quick += [("grpc.keepalive_time_ms", 1000), ("grpc.keepalive_timeout_ms", 500)]
-    for module in (connections, aio_connections):
-        monkeypatch.setattr(module, "CHANNEL_OPTIONS", tuple(quick))
+    monkeypatch.setattr(connections, "CHANNEL_OPTIONS", tuple(quick))
     server = restarted()
     client = clients(server.grpc_target, retry=Retry(seconds=30))
     client.append("t", 1)

@@ -19,13 +19,13 @@ PREFLIGHT = {
     "access-control-allow-origin": PAGE,
     "access-control-allow-methods": "DELETE, GET, HEAD, POST, PUT",
     "access-control-allow-headers": "Authorization, Content-Type, Content-Encoding, Idempotency-Key, Last-Event-ID, "
-    "x-request-id, traceparent, tracestate, grpc-timeout, x-grpc-web, x-user-agent",
+    "x-request-id, x-topics-position, traceparent, tracestate, grpc-timeout, x-grpc-web, x-user-agent",
     "access-control-max-age": "3600",
     "vary": "origin",
 }
 READABLE = {
     "access-control-allow-origin": PAGE,
-    "access-control-expose-headers": "Retry-After, x-request-id",
+    "access-control-expose-headers": "Retry-After, x-request-id, x-topics-position",
 }
 
 

@@ -1,13 +1,18 @@
-"""The address of a server, with a credential: `topics://key@host:port` or `topics://user:password@host:port`."""
+"""The address of a server, with a credential: `topics://key@host:port` or `topics://user:password@host:port`.
+
+Of a cluster it can name several nodes: `topics://key@host1:port,host2:port`.
+"""
 
 import os
 from base64 import b64encode
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, Self
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 DEFAULT_URL: Final = "topics://127.0.0.1:4001"
 _DEFAULT_PORT: Final = 4001
+_MAX_NODES: Final = 32
 _SCHEMES: Final = {"topics": False, "topics+tls": True}
 _OTHERS: Final = {
     "grpc": "topics://",
@@ -25,7 +30,8 @@ _OTHERS: Final = {
 class Address:
     """The address of a server. Its string form, used in errors and logs, never contains the key.
 
-    `key` is an API key, a JWT, or a user and its password with a colon between them.
+    `key` is an API key, a JWT, or a user and its password with a colon between them. `others` are host and port of
+    further nodes of the same cluster, to be tried when the first one can't be reached.
     """
 
     host: str
@@ -34,19 +40,33 @@ class Address:
     tls: bool = False
     ca_file: str | None = None
     cert_file: str | None = None
+    others: tuple[tuple[str, int], ...] = ()
 
     @classmethod
-    def parse(cls, url: str | None = None, *, key: str | None = None) -> Self:
+    def parse(cls, url: str | Sequence[str] | None = None, *, key: str | None = None) -> Self:
         """Parse `topics://[KEY@]HOST[:PORT]`, `topics+tls://…[?ca=FILE&cert=FILE]` or plain `HOST[:PORT]`.
 
-        `USER:PASSWORD` may stand for `KEY`, in a URL with `%40` for an `@` and so on.
+        `USER:PASSWORD` may stand for `KEY`, in a URL with `%40` for an `@` and so on. `HOST[:PORT],HOST[:PORT]` names
+        up to 32 nodes of a cluster; so does a sequence of URLs that agree in everything else.
 
         If omitted, `url` is TOPICS_URL, then `topics://127.0.0.1:4001`. `key` takes precedence over the key in the URL,
         which takes precedence over TOPICS_API_KEY. Without `ca`, a TLS server is verified against the system's root
         certificates. `cert` is a file with the client certificate and its key, for a server that requires one. Raises
         ValueError.
         """
-        text = url or os.environ.get("TOPICS_URL") or DEFAULT_URL
+        given = url or os.environ.get("TOPICS_URL") or DEFAULT_URL
+        texts = [each for text in ([given] if isinstance(given, str) else given) for each in _each(text)]
+        found = list(dict.fromkeys(cls._parse_one(text, key) for text in texts))
+        first = found[0]
+        if any(replace(each, host=first.host, port=first.port) != first for each in found):
+            raise ValueError("the URLs of a cluster's nodes have the same scheme, key and parameters")
+        if len(found) > _MAX_NODES:
+            raise ValueError(f"a server's URL has at most {_MAX_NODES} hosts")
+        return replace(first, others=tuple((each.host, each.port) for each in found[1:]))
+
+    @classmethod
+    def _parse_one(cls, text: str, key: str | None) -> Self:
+        """Parse a URL with one host. Raises ValueError."""
         text = text if "://" in text else f"topics://{text}"
         shown = "topics://…"
         # Python's message for a bad URL may contain the key, so it is not passed on.
@@ -74,21 +94,38 @@ class Address:
         return cls(host, _DEFAULT_PORT if port is None else port, found, tls, ca_file, cert_file)
 
     @property
+    def nodes(self) -> "list[Address]":
+        """The address of each node, this one's first."""
+        return [replace(self, host=host, port=port, others=()) for host, port in ((self.host, self.port), *self.others)]
+
+    @property
     def authorization(self) -> str | None:
         """The value of the header or metadata `authorization`, None without a key."""
         return authorization(self.key) if self.key else None
 
     @property
     def target(self) -> str:
-        """`host:port`, as gRPC expects it."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        """`host:port`, as gRPC expects it; of several nodes the first one's."""
+        return _target(self.host, self.port)
 
     def __str__(self) -> str:
         scheme = "topics+tls" if self.tls else "topics"
         files = (("ca", self.ca_file), ("cert", self.cert_file))
         query = "&".join(f"{name}={quote(file)}" for name, file in files if file)
-        return f"{scheme}://{self.target}" + (f"?{query}" if query else "")
+        targets = ",".join(_target(host, port) for host, port in ((self.host, self.port), *self.others))
+        return f"{scheme}://{targets}" + (f"?{query}" if query else "")
+
+
+def _each(text: str) -> list[str]:
+    """The URLs with one host that a URL with several stands for."""
+    scheme, sign, rest = text.partition("://") if "://" in text else ("", "", text)
+    end = min((at for at in map(rest.find, "/?#") if at >= 0), default=len(rest))
+    user, at, hosts = rest[:end].rpartition("@")
+    return [f"{scheme}{sign}{user}{at}{host.strip()}{rest[end:]}" for host in hosts.split(",")]
+
+
+def _target(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def authorization(key: str) -> str:

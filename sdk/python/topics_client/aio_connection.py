@@ -1,7 +1,7 @@
 """`connection` for asyncio: the same calls, awaited."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cached_property
 from types import TracebackType
@@ -12,17 +12,18 @@ from google.protobuf.message import Message
 
 from topics_client.address import Address
 from topics_client.connection import (
-    CHANNEL_OPTIONS,
     DEFAULT_RETRY,
     ONCE,
     Connection,
     closed,
     credentials_of,
     is_repeatable,
+    options_of,
 )
-from topics_client.errors import UnavailableError, from_rpc
+from topics_client.errors import UnavailableError
+from topics_client.positions import Positions
 from topics_client.retry import Patience, Retry
-from topics_client.routes import Link, RoutedMethod, Routes
+from topics_client.routes import Link, Route, RoutedMethod, Routes, route_of
 from topics_proto.v1.admin_service_pb2_grpc import AdminServiceStub
 from topics_proto.v1.group_service_pb2_grpc import GroupServiceStub
 from topics_proto.v1.queue_service_pb2_grpc import QueueServiceStub
@@ -47,11 +48,19 @@ _Response = TypeVar("_Response", bound=Message)
 class AsyncConnection:
     """The asyncio counterpart of Connection. Belongs to the event loop of its first call."""
 
-    def __init__(self, address: Address, *, timeout: float = 30.0, retry: Retry = DEFAULT_RETRY) -> None:
-        """`timeout` is the deadline of each attempt of a unary call, in seconds."""
+    def __init__(
+        self,
+        address: Address,
+        *,
+        timeout: float = 30.0,
+        retry: Retry = DEFAULT_RETRY,
+        positions: Positions | None = None,
+    ) -> None:
+        """See Connection."""
         self.address = address
         self.timeout = timeout
         self.retry = retry
+        self._positions = positions
         self._metadata = (("authorization", address.authorization),) if address.authorization else ()
         self._blocking: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -64,7 +73,8 @@ class AsyncConnection:
     @cached_property
     def _routes(self) -> Routes:
         self._loop = asyncio.get_running_loop()
-        return Routes(self.address, lambda address: _Link(address, self._closing))
+        options = options_of(self.address)
+        return Routes(self.address, lambda node: _Link(node, options, self._closing))
 
     @property
     def _channel(self) -> grpc.aio.Channel:
@@ -118,13 +128,16 @@ class AsyncConnection:
         deadline = timeout or self.timeout
         while True:
             try:
-                link = self._routes.current()
-                with self._errors(link, deadline):
-                    call = _on(link, method)(request, timeout=deadline, metadata=self._metadata)
+                route = route_of(self._routes, self._positions, self._metadata, request)
+                with self._errors(route, deadline):
+                    call = _on(route.link, method)(request, timeout=deadline, metadata=route.metadata)
                     answer = await call
-                    self._routes.answered(link, await call.initial_metadata())
+                    self._routes.answered(route.link, await call.initial_metadata())
+                    route.note(await call.trailing_metadata())
                     return cast("_Response", answer)
             except UnavailableError as error:
+                if patience.moves(error):
+                    continue
                 pause = patience.pause(error)
                 if pause is None:
                     raise
@@ -132,6 +145,8 @@ class AsyncConnection:
 
     async def waited(self, patience: Patience, error: UnavailableError, ended: asyncio.Event) -> bool:
         """See Connection.waited."""
+        if patience.moves(error):
+            return not ended.is_set()
         pause = patience.pause(error)
         if pause is not None:
             with suppress(TimeoutError):
@@ -148,9 +163,9 @@ class AsyncConnection:
         started: Callable[[Callable[[], object]], None] | None = None,
     ) -> AsyncIterator[AsyncIterator[_Response]]:
         """See Connection.stream."""
-        link = self._routes.current()
-        with self._errors(link):
-            call = _on(link, method)(request, metadata=self._metadata)
+        route = route_of(self._routes, self._positions, self._metadata, request)
+        with self._errors(route):
+            call = _on(route.link, method)(request, metadata=route.metadata)
         if started:
             started(call.cancel)
 
@@ -158,16 +173,19 @@ class AsyncConnection:
             is_first = True
             while True:
                 try:
-                    with self._errors(link):
+                    with self._errors(route):
                         async with asyncio.timeout(silence):
                             answer = await call.read()
                         if is_first:
-                            self._routes.answered(link, await call.initial_metadata())
+                            self._routes.answered(route.link, await call.initial_metadata())
                             is_first = False
+                        if answer is grpc.aio.EOF:
+                            route.note(await call.trailing_metadata())
                 except TimeoutError:
                     raise UnavailableError("unavailable", f"no answer for {silence:g} s") from None
                 if answer is grpc.aio.EOF:
                     return
+                route.came()
                 yield cast("_Response", answer)
 
         try:
@@ -176,16 +194,17 @@ class AsyncConnection:
             call.cancel()
 
     @contextmanager
-    def _errors(self, link: Link, timeout: float | None = None) -> Iterator[None]:
+    def _errors(self, route: Route, timeout: float | None = None) -> Iterator[None]:
         if self._loop is not asyncio.get_running_loop():
             raise RuntimeError("a client belongs to the event loop of its first call: make one in each loop")
         try:
             yield
         except grpc.RpcError as error:
             if isinstance(error, grpc.aio.AioRpcError):
-                self._routes.answered(link, error.initial_metadata())
-                self._routes.failed(link, error.code())
-            raise from_rpc(error, link.address, timeout) from None
+                self._routes.answered(route.link, error.initial_metadata())
+                self._routes.failed(route.link, error.code())
+                route.note(error.trailing_metadata())
+            raise route.failure(error, timeout) from None
         except (grpc.aio.UsageError, ValueError) as error:
             if self._closed:  # the error that gRPC raises for a closed channel
                 raise closed(self.address) from error
@@ -199,7 +218,7 @@ class AsyncConnection:
     def blocking(self) -> Connection:
         """Return a blocking connection to the same server; it is closed along with this one."""
         if self._blocking is None:
-            self._blocking = Connection(self.address, timeout=self.timeout, retry=self.retry)
+            self._blocking = Connection(self.address, timeout=self.timeout, retry=self.retry, positions=self._positions)
         return self._blocking
 
     async def close(self) -> None:
@@ -223,9 +242,9 @@ class AsyncConnection:
 class _Link(Link):
     """A link of the running event loop."""
 
-    def __init__(self, address: Address, closing: set[asyncio.Task[None]]) -> None:
+    def __init__(self, address: Address, options: Sequence[tuple[str, int]], closing: set[asyncio.Task[None]]) -> None:
         """`closing` takes the task that closes it."""
-        super().__init__(address, _channel(address))
+        super().__init__(address, _channel(address, options))
         self._closing = closing
 
     def is_ready(self) -> bool:
@@ -241,8 +260,8 @@ def _on(link: Link, method: Any) -> Any:
     return link.bind(cast("RoutedMethod", method))
 
 
-def _channel(address: Address) -> grpc.aio.Channel:
-    credentials, options = credentials_of(address), list(CHANNEL_OPTIONS)
+def _channel(address: Address, options: Sequence[tuple[str, int]]) -> grpc.aio.Channel:
+    credentials = credentials_of(address)
     if credentials is None:
-        return grpc.aio.insecure_channel(address.target, options=options)
-    return grpc.aio.secure_channel(address.target, credentials, options=options)
+        return grpc.aio.insecure_channel(address.target, options=list(options))
+    return grpc.aio.secure_channel(address.target, credentials, options=list(options))

@@ -1,7 +1,7 @@
 """A connection to one server: channel, API key, deadlines, retries and error mapping."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
@@ -14,8 +14,9 @@ from google.protobuf.message import Message
 from topics_client.address import Address
 from topics_client.errors import TopicsError, UnavailableError, from_rpc
 from topics_client.idempotency import is_repeatable as is_declared_repeatable
+from topics_client.positions import Positions
 from topics_client.retry import Patience, Retry
-from topics_client.routes import Link, RoutedMethod, Routes
+from topics_client.routes import Link, Route, RoutedMethod, Routes, route_of
 from topics_proto.v1.admin_service_pb2_grpc import AdminServiceStub
 from topics_proto.v1.group_service_pb2_grpc import GroupServiceStub
 from topics_proto.v1.queue_service_pb2_grpc import QueueServiceStub
@@ -36,6 +37,10 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),  # a dedicated connection, not one shared within the process
 )
 
+SEVERAL_OPTIONS: Final = (*CHANNEL_OPTIONS, ("grpc.min_reconnect_backoff_ms", 2_000))
+"""Those of a channel to one node of several: the time to connect, 20 s by default, is the time until the next is tried.
+"""
+
 DEFAULT_RETRY: Final = Retry()
 ONCE: Final = Retry(seconds=0)
 
@@ -50,14 +55,24 @@ class Connection:
     the first call and reconnects automatically when the server comes back.
     """
 
-    def __init__(self, address: Address, *, timeout: float = 30.0, retry: Retry = DEFAULT_RETRY) -> None:
-        """`timeout` is the deadline of each attempt of a unary call, in seconds."""
+    def __init__(
+        self,
+        address: Address,
+        *,
+        timeout: float = 30.0,
+        retry: Retry = DEFAULT_RETRY,
+        positions: Positions | None = None,
+    ) -> None:
+        """`timeout` is the deadline of each attempt of a unary call, in seconds. With `positions`, reads are answered
+        by the configured node of a cluster."""
         self.address = address
         self.timeout = timeout
         self.retry = retry
+        self._positions = positions
         self._metadata = (("authorization", address.authorization),) if address.authorization else ()
         self._closed = False
-        self._routes = Routes(address, _Link)
+        options = options_of(address)
+        self._routes = Routes(address, lambda node: _Link(node, options))
         channel = cast("grpc.Channel", self._routes)
         self.topics = TopicsServiceStub(channel)
         self.queues = QueueServiceStub(channel)
@@ -79,23 +94,27 @@ class Connection:
         timeout: float | None = None,
     ) -> _Response:
         """Make a unary call. A `repeatable` (idempotent) call is retried while the server is unavailable, any other
-        never. If `repeatable` is None, the protos' declaration applies. Raises TopicsError."""
-        retry = self.retry if is_repeatable(request, repeatable) else ONCE
-
+        never, but for attempts that reached no node. If `repeatable` is None, the protos' declaration applies. Raises
+        TopicsError."""
+        patience = Patience(self.retry if is_repeatable(request, repeatable) else ONCE)
         deadline = timeout or self.timeout
-
-        def attempt() -> _Response:
-            link = self._routes.current()
-            with self._errors(link, deadline):
-                answer, call = _on(link, method).with_call(request, timeout=deadline, metadata=self._metadata)
-                self._routes.answered(link, call.initial_metadata())
-                return cast("_Response", answer)
-
-        return retry.run(attempt)
+        while True:
+            try:
+                route = route_of(self._routes, self._positions, self._metadata, request)
+                with self._errors(route, deadline):
+                    answer, call = _on(route.link, method).with_call(request, timeout=deadline, metadata=route.metadata)
+                    self._routes.answered(route.link, call.initial_metadata())
+                    route.note(call.trailing_metadata())
+                    return cast("_Response", answer)
+            except UnavailableError as error:
+                if not patience.moves(error) and not patience.waited(error):
+                    raise
 
     def waited(self, patience: Patience, error: UnavailableError, ended: Event) -> bool:
         """Sleep before another attempt, or until `ended`. Returns False at once if the retry time would be over by
         then."""
+        if patience.moves(error):
+            return not ended.is_set()
         pause = patience.pause(error)
         if pause is not None:
             ended.wait(pause)
@@ -113,15 +132,16 @@ class Connection:
         timeout: float | None = None,
     ) -> "grpc.Future[_Response]":
         """Start one attempt without blocking and return gRPC's future. `failure` translates its RpcError."""
-        link = self._routes.current()
-        future: Any = _on(link, method).future(request, timeout=timeout or self.timeout, metadata=self._metadata)
-        future.add_done_callback(lambda done: self._note(link, done))
+        route = route_of(self._routes, self._positions, self._metadata, request)
+        future: Any = _on(route.link, method).future(request, timeout=timeout or self.timeout, metadata=route.metadata)
+        future.add_done_callback(lambda done: self._note(route, done))
         return cast("grpc.Future[_Response]", future)
 
-    def _note(self, link: Link, done: Any) -> None:
-        """Note what a call says of the owner."""
-        self._routes.answered(link, done.initial_metadata())
-        self._routes.failed(link, done.code())
+    def _note(self, route: Route, done: Any) -> None:
+        """Note what a call says of the owner and of its position."""
+        self._routes.answered(route.link, done.initial_metadata())
+        self._routes.failed(route.link, done.code())
+        route.note(done.trailing_metadata())
 
     def failure(self, error: grpc.RpcError) -> TopicsError:
         """Translate a gRPC error to a TopicsError."""
@@ -139,12 +159,12 @@ class Connection:
         """Iterate over the responses of a streaming call, which ends with the context. A broken stream raises
         TopicsError: resuming is up to the caller. If given, `silence` is the number of seconds to wait for a response
         before the stream counts as broken. `started` receives a function that cancels the call from any thread."""
-        link = self._routes.current()
-        with self._errors(link):
-            call = _on(link, method)(request, metadata=self._metadata)
+        route = route_of(self._routes, self._positions, self._metadata, request)
+        with self._errors(route):
+            call = _on(route.link, method)(request, metadata=route.metadata)
         if started:
             started(call.cancel)
-        with self._answers(link, call) as answers:
+        with self._answers(route, call) as answers:
             if silence is None:
                 yield answers
             else:
@@ -157,22 +177,24 @@ class Connection:
     ) -> Iterator[Iterator[_Response]]:
         """Make a bidirectional streaming call, otherwise as `stream`. A gRPC thread reads `requests` and blocks in it;
         end it when the context ends."""
-        link = self._routes.current()
-        with self._errors(link):
-            call = _on(link, method)(requests, metadata=self._metadata)
-        with self._answers(link, call) as answers:
+        route = route_of(self._routes, self._positions, self._metadata)
+        with self._errors(route):
+            call = _on(route.link, method)(requests, metadata=route.metadata)
+        with self._answers(route, call) as answers:
             yield answers
 
     @contextmanager
-    def _answers(self, link: Link, call: Any) -> Iterator[Iterator[Any]]:
+    def _answers(self, route: Route, call: Any) -> Iterator[Iterator[Any]]:
         def answers() -> Iterator[Any]:
             is_first = True
-            with self._errors(link):
+            with self._errors(route):
                 for answer in call:
                     if is_first:
-                        self._routes.answered(link, call.initial_metadata())
+                        self._routes.answered(route.link, call.initial_metadata())
                         is_first = False
+                    route.came()
                     yield answer
+                route.note(call.trailing_metadata())
 
         try:
             yield answers()
@@ -180,13 +202,13 @@ class Connection:
             call.cancel()
 
     @contextmanager
-    def _errors(self, link: Link, timeout: float | None = None) -> Iterator[None]:
+    def _errors(self, route: Route, timeout: float | None = None) -> Iterator[None]:
         try:
             yield
         except grpc.RpcError as error:
             if isinstance(error, grpc.Call):
-                self._note(link, error)
-            raise from_rpc(error, link.address, timeout) from None  # gRPC's own message says the same, less clearly
+                self._note(route, error)
+            raise route.failure(error, timeout) from None  # gRPC's own message says the same, less clearly
         except ValueError as error:
             if self._closed:  # the error that gRPC raises for a closed channel
                 raise closed(self.address) from error
@@ -252,6 +274,11 @@ def is_repeatable(request: Message, said: bool | None) -> bool:
     return is_declared_repeatable(request) if said is None else said
 
 
+def options_of(address: Address) -> Sequence[tuple[str, int]]:
+    """The options of channels to the nodes of an address."""
+    return SEVERAL_OPTIONS if address.others else CHANNEL_OPTIONS
+
+
 def closed(address: Address) -> TopicsError:
     """The error of a call on a closed connection."""
     return TopicsError("cancelled", f"{address}: the client is closed")
@@ -269,8 +296,8 @@ def credentials_of(address: Address) -> grpc.ChannelCredentials | None:
 class _Link(Link):
     """A link whose state gRPC reports from a thread of its own, until it is connected."""
 
-    def __init__(self, address: Address) -> None:
-        super().__init__(address, _channel(address))
+    def __init__(self, address: Address, options: Sequence[tuple[str, int]]) -> None:
+        super().__init__(address, _channel(address, options))
         self._state: grpc.ChannelConnectivity | None = None
 
     def is_ready(self) -> bool:
@@ -292,8 +319,8 @@ def _on(link: Link, method: Any) -> Any:
     return link.bind(cast("RoutedMethod", method))
 
 
-def _channel(address: Address) -> grpc.Channel:
+def _channel(address: Address, options: Sequence[tuple[str, int]]) -> grpc.Channel:
     credentials = credentials_of(address)
     if credentials is None:
-        return grpc.insecure_channel(address.target, options=CHANNEL_OPTIONS)
-    return grpc.secure_channel(address.target, credentials, options=CHANNEL_OPTIONS)
+        return grpc.insecure_channel(address.target, options=options)
+    return grpc.secure_channel(address.target, credentials, options=options)

@@ -37,6 +37,7 @@ class TopicsError(Exception):
         self.detail = dict(detail or {})
         self.retry_after_ms = retry_after_ms
         self._never_sent = False  # True if certainly nothing was sent
+        self._others = 0  # nodes that the call could be sent to instead
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.message}"

@@ -1,4 +1,4 @@
-"""Routes of calls to a cluster: to the configured server, or straight to the node that its answers name as the owner.
+"""Routes of calls to a cluster: to a configured node, or straight to the node that its answers name as the owner.
 
 A node that does not own the shard forwards a call and names the owner in the initial metadata of the answer. A single
 server names none, so there is one route.
@@ -12,11 +12,16 @@ from threading import Lock
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import Message
 
 from topics_client.address import Address
+from topics_client.errors import TopicsError, from_rpc
+from topics_client.positions import POSITION, Positions, is_read_to_end
 
 OWNER: Final = "x-topics-owner"
 """The initial metadata that names the owner, as host:port."""
+
+Metadata = tuple[tuple[str, str], ...]
 
 _CONNECT_SECONDS: Final = 5.0
 _AVOID_SECONDS: Final = 30.0
@@ -78,20 +83,23 @@ class RoutedMethod:
 
 
 class Routes:
-    """The links of one connection, at most five. Thread-safe.
+    """The links of one connection: one to each configured node that was needed, and at most four others. Thread-safe.
 
     The owner's link is used once it is connected, so an address that can't be reached from here costs no call. When a
-    call on it fails because the node is unavailable, the next calls go to the configured server, and that owner is not
-    tried for half a minute.
+    call on it fails because the node is unavailable, the next calls go to the configured node, and that owner is not
+    tried for half a minute. When one fails that way at a configured node, the next of them takes its place.
     """
 
     def __init__(self, address: Address, connect: Callable[[Address], Link]) -> None:
         self._connect = connect
-        self._configured = connect(address)
+        self._nodes = address.nodes
+        self._links: dict[Address, Link] = {}
+        self._configured = self._links[self._nodes[0]] = connect(self._nodes[0])
         self._owner: Link | None = None
         self._coming: Link | None = None  # not connected yet
         self._left: list[Link] = []  # calls may still run on them
         self._avoided = ("", 0.0)
+        self._away_until = 0.0  # the only configured node
         self._lock = Lock()
         self._closed = False
 
@@ -117,6 +125,15 @@ class Routes:
             self._look()
         return self._owner or self._configured
 
+    def nearest(self) -> Link:
+        """The link for a read that any node may answer: to the configured node, unless that has failed."""
+        return self.current() if time.monotonic() < self._away_until else self._configured
+
+    @property
+    def others(self) -> int:
+        """The number of nodes that a call which reached none can be sent to next."""
+        return len(self._nodes) - 1 + (self._owner is not None)
+
     def answered(self, link: Link, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
         """Take note of the initial metadata of an answer that came over `link`."""
         for name, value in metadata or ():
@@ -125,19 +142,26 @@ class Routes:
 
     def failed(self, link: Link, code: grpc.StatusCode) -> None:
         """Take note of the status of a call over `link`."""
-        if code not in _FAILED or link is self._configured:
+        if code not in _FAILED:
             return
         with self._lock:
             if link is self._owner:
                 self._avoided = (link.address.target, time.monotonic() + _AVOID_SECONDS)
                 self._owner = None
                 self._leave(link)
+            elif link is self._configured and len(self._nodes) == 1:
+                self._away_until = time.monotonic() + _AVOID_SECONDS
+            elif link is self._configured and not self._closed:
+                node = self._nodes[(self._nodes.index(link.address) + 1) % len(self._nodes)]
+                if node not in self._links:
+                    self._links[node] = self._connect(node)
+                self._configured = self._links[node]
 
     def close(self) -> None:
         """Close all links."""
         with self._lock:
             self._closed = True
-            links = [self._configured, self._owner, self._coming, *self._left]
+            links = [*self._links.values(), self._owner, self._coming, *self._left]
             self._owner, self._coming, self._left = None, None, []
         for link in links:
             if link is not None:
@@ -184,3 +208,52 @@ class Routes:
         self._left.append(link)
         if len(self._left) > _MAX_LEFT:
             self._left.pop(0).close()
+
+
+class Route:
+    """The way of one call: its link, its metadata, and what it says of the client's position."""
+
+    def __init__(
+        self,
+        link: Link,
+        others: int,
+        metadata: Metadata,
+        positions: Positions | None = None,
+        *,
+        is_read_to_end: bool = False,
+    ) -> None:
+        self.link = link
+        self.metadata = metadata
+        self._others = others
+        self._positions = positions
+        self._began = 0 if positions is None else positions.begin()
+        self._is_read_to_end = is_read_to_end
+        self._has_come = False
+
+    def failure(self, error: grpc.RpcError, timeout: float | None = None) -> TopicsError:
+        """Translate gRPC's error of the call, see `from_rpc`."""
+        found = from_rpc(error, self.link.address, timeout)
+        found._others = self._others
+        return found
+
+    def came(self) -> None:
+        """Take note of an answer of a stream, whose position comes with the end, or not at all."""
+        if self._positions is not None and not (self._has_come and self._is_read_to_end):
+            self._began = self._positions.forget()
+            self._has_come = True
+
+    def note(self, trailing: Iterable[tuple[str, str | bytes]] | None) -> None:
+        """Take note of the trailing metadata."""
+        if self._positions is not None:
+            self._positions.note(self._began, trailing)
+
+
+def route_of(routes: Routes, positions: Positions | None, metadata: Metadata, request: Message | None = None) -> Route:
+    """The route of a call; without a `request`, which is for a stream of them."""
+    if positions is None or request is None:
+        return Route(routes.current(), routes.others, metadata, positions)
+    wanted, is_whole = positions.wanted(request), is_read_to_end(request)
+    if wanted is None:
+        return Route(routes.current(), routes.others, metadata, positions, is_read_to_end=is_whole)
+    marked = (*metadata, (POSITION, wanted))
+    return Route(routes.nearest(), routes.others, marked, positions, is_read_to_end=is_whole)

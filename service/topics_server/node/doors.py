@@ -9,13 +9,14 @@ import grpc
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from topics_cluster.forward_grpc import GrpcForwarder
-from topics_cluster.forward_http import ForwardingApp
+from topics_cluster.forward_http import ForwardingApp, refuse
 from topics_cluster.forward_kafka import Splice, node_id
 from topics_kafka.handlers import Answer, Context, Handler, ServerContext
 from topics_kafka.listener import KafkaServer
 from topics_kafka.protocol import Message
 from topics_server.interceptors import Make
 from topics_server.listeners import kafka_server
+from topics_server.node import positions
 from topics_server.node.gate import LostShardError
 from topics_server.node.place import Place
 from topics_server.node.reads import FollowerReads
@@ -25,6 +26,7 @@ from topics_server.settings import default
 from topics_service.api.grpc.calls import Calls
 from topics_service.api.grpc.handlers import OUR_METHODS
 from topics_service.api.grpc.handlers import Handler as GrpcHandler
+from topics_service.api.request_context import HEADER_BYTES, begin
 from topics_service.engine.errors import TopicsError
 from topics_service.statistics import NodeStatistics
 
@@ -39,22 +41,38 @@ _KAFKA_DRAIN_SECONDS: Final = 0.2
 class HttpDoor:
     """The ASGI application of a node."""
 
-    def __init__(self, place: Place, forwarder: ForwardingApp, probes: ASGIApp, statistics: NodeStatistics) -> None:
+    def __init__(
+        self,
+        place: Place,
+        forwarder: ForwardingApp,
+        probes: ASGIApp,
+        reads: FollowerReads,
+        statistics: NodeStatistics,
+    ) -> None:
         """`probes` answers the probes while the shard is not served here."""
         self._place = place
         self._forwarder = forwarder
         self._probes = probes
+        self._reads = reads
         self._statistics = statistics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            wanted = positions.of_request(scope)
+        except TopicsError as error:
+            request = begin(dict(scope["headers"]).get(HEADER_BYTES), scope.get("client"), scope["type"])
+            await refuse(error, request, scope, send)
+            return
         term = self._place.term
         if term is not None and (term.gate.is_open or await _is_owner(term)):
-            await term.serve(scope, receive, send)
+            await term.serve(scope, receive, positions.stating(send, term.position))
         elif scope["type"] == "http" and scope["raw_path"] in _PROBES:
             await self._probes(scope, receive, send)
         else:
-            self._statistics.forwarded["http"] += 1
-            await self._forwarder(scope, receive, send)
+            rest = await self._reads.answer(wanted, scope, receive, send)
+            if rest is not None:
+                self._statistics.forwarded["http"] += 1
+                await self._forwarder(scope, rest, send)
 
 
 class GrpcDoor(grpc.aio.ServerInterceptor):
@@ -84,11 +102,12 @@ class GrpcDoor(grpc.aio.ServerInterceptor):
             return await self._own.find(handler_call_details)
         if term is not None and (term.gate.is_open or await _is_owner(term)):
             term.enter()
-            return await term.calls.find(handler_call_details)
-        if term is None and self._reads.serves(handler_call_details):
-            return await self._reads.calls.find(handler_call_details)
-        self._statistics.forwarded["grpc"] += 1
-        return self._forwarder.handler(method)
+            return positions.stating_handler(await term.calls.find(handler_call_details), term.position)
+        handler = await self._reads.find(handler_call_details)
+        if handler is None:
+            self._statistics.forwarded["grpc"] += 1
+            handler = self._forwarder.handler(method)
+        return handler
 
 
 class KafkaDoor:

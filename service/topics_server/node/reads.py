@@ -1,151 +1,187 @@
-"""Long reads at a node that follows: from its own rows, once they have all that the owner has acknowledged."""
+"""Reads at a node that follows: from its own rows, once they have all that the read has to find."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Final, cast
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, cast
 
 import grpc
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topics_cluster.store import ShardStore
+from topics_gateway.app import create_reads
+from topics_gateway.request import PassedOnError
+from topics_gateway.routes import RouteTable
+from topics_gateway.settings import GatewaySettings
 from topics_proto.v1 import topics_service_pb2 as pb
+from topics_server.node import positions
+from topics_server.node.local import UNREADABLE, LocalTopics
 from topics_server.node.peers import Standpoint
+from topics_server.node.positions import StatingContext, stating
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.access.passwords import UnverifiedPasswordError
 from topics_service.api.bulk import Turns
+from topics_service.api.grpc.admin_servicer import Probed
 from topics_service.api.grpc.bulk_diff import bulk_messages
 from topics_service.api.grpc.calls import Calls, Services
 from topics_service.api.grpc.guard import Guard, authorization_of
-from topics_service.api.grpc.handlers import Context, Handler
+from topics_service.api.grpc.handlers import Handler
 from topics_service.api.grpc.meter import CallMeter, CallObserver
-from topics_service.api.metrics.collector import NodeMetrics
-from topics_service.api.observers import Observers
+from topics_service.api.grpc.topics_servicer import TopicsServicer
+from topics_service.api.request_context import POSITION
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
-from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.limits import Limits
-from topics_service.engine.model import BulkRequest, DiffReply
+from topics_service.engine.errors import TopicsError
 from topics_service.engine.replica import Replica
 from topics_service.statistics import NodeStatistics
 
 log: Final = logging.getLogger("topics.cluster")
 
-BULK_DIFF: Final = "/topics.v1.TopicsService/BulkDiff"
+_SERVICE: Final = "topics.v1.TopicsService"
+_BULK_DIFF: Final = "BulkDiff"
+_REQUESTS: Final[dict[str, Any]] = {
+    "Diff": pb.DiffRequest, "GetTopic": pb.GetTopicRequest, "LocateTime": pb.LocateTimeRequest
+}  # fmt: skip
+_ROUTED: Final = frozenset((f"{_SERVICE}.Diff", f"{_SERVICE}.GetTopic"))
 
-_RPC: Final = "topics.v1.TopicsService.BulkDiff"
-_REACH_SECONDS: Final = 1.0
+_BULK_SECONDS: Final = 1.0
 """The longest wait for rows that the owner has acknowledged: a long read takes seconds anyway."""
+_REACH_SECONDS: Final = 0.1
+"""The longest wait of a read that names a position; to ask the owner takes less."""
+_MOST_KEPT_BYTES: Final = 64 << 10  # of a request's body, to send it to the owner
 _CACHE_BYTES: Final = 16 << 20
-_UNREADABLE: Final = frozenset((Reason.NOT_READY, Reason.INTERNAL))
-
-
-class _LocalRows:
-    """The part of `TopicsApi` that a BulkDiff calls, on the rows of a store that follows the log."""
-
-    def __init__(self, store: ShardStore, replica: Replica, reach: Callable[["_LocalRows"], Awaitable[None]]) -> None:
-        self.store = store
-        self.is_closed = False
-        self._replica = replica
-        self._reach = reach
-
-    @property
-    def limits(self) -> Limits:
-        """The limits that requests meet."""
-        return self._replica.limits
-
-    async def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
-        """One page of one moment; see `Replica.bulk`. The first finds all that was acknowledged before the call."""
-        if not request.epoch:
-            await self._reach(self)
-        if self.is_closed:
-            raise TopicsError(Reason.NOT_READY, "the node is replacing its rows of the shard")
-        with self.store.writing:  # objects are applied on another thread
-            return self._replica.bulk(request)
 
 
 class FollowerReads:
-    """Serves BulkDiff at a node that does not own the shard.
+    """Serves reads at a node that does not own the shard, from its rows.
 
-    A read asks the owner where the log ends, waits until the node has applied it up to there, and is served from the
-    local rows. What these can't answer is passed on to the owner: a read that follows, a topic whose records are in
-    memory only, expired records, rows that don't come in time. Belongs to the event loop.
+    A BulkDiff asks the owner where the log ends, unless it names a position; other reads are served here only if they
+    name one (`positions`). They wait until the node has applied the log up to there. What the rows can't answer is
+    passed on to the owner: a read that waits or follows, a topic whose records are in memory only, expired records,
+    rows that don't come in time. Belongs to the event loop.
     """
 
     def __init__(
         self,
         clock: Clock,
-        limits: Limits,
+        settings: GatewaySettings,
+        node: Probed,
         *,
         authorizer: Authorizer,
         standpoint: Callable[[], Awaitable[Standpoint]],
         forward: Callable[[str], Handler],
-        metrics: NodeMetrics,
-        observers: Observers,
+        is_ready: Callable[[], bool],
         observer: CallObserver | None,
+        traced: Callable[[ASGIApp], ASGIApp],
         statistics: NodeStatistics,
     ) -> None:
-        """`standpoint` asks the owner, and raises `not_ready`; `forward` finds the handler that passes a call on."""
+        """`standpoint` asks the owner, and raises `not_ready`; `forward` finds the handler that passes a call on.
+        `is_ready` tells whether the node has caught up."""
         self._clock = clock
-        self._limits = limits
+        self._settings = replace(settings, render_cache_bytes=min(settings.render_cache_bytes, _CACHE_BYTES))
+        self._node = node
         self._authorizer = authorizer
         self._standpoint = standpoint
         self._forward = forward
+        self._is_ready = is_ready
+        self._traced = traced
         self._statistics = statistics
-        self._rows: _LocalRows | None = None
+        self._local: _Local | None = None
+        self._routes = RouteTable({})
         self._turns = Turns()
-        self._news = asyncio.Event()
         services = Services()
-        call: grpc.RpcMethodHandler[Any, Any] = grpc.unary_stream_rpc_method_handler(
-            self._bulk_diff, pb.BulkDiffRequest.FromString
-        )
-        service, _, name = BULK_DIFF[1:].partition("/")
-        services.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: call}),))
-        guard = Guard(authorizer, metrics.refusals, observers)
-        self.calls = Calls(services, (CallMeter(metrics.grpc, observer), guard))
-        """BulkDiff alone, behind the interceptors of every call."""
+        calls: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._page(name), request.FromString, lambda reply: reply.SerializeToString()
+            )
+            for name, request in _REQUESTS.items()
+        }
+        calls[_BULK_DIFF] = grpc.unary_stream_rpc_method_handler(self._bulk_diff, pb.BulkDiffRequest.FromString)
+        services.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, calls),))
+        guard = Guard(authorizer, node.metrics.refusals, node.observers)
+        self._calls = Calls(services, (CallMeter(node.metrics.grpc, observer), guard))
 
     def begin(self, store: ShardStore) -> None:
         """Serve reads from a store that follows the log, up to `end`."""
-        if self._rows is None or self._rows.store is not store:
+        if self._local is None or self._local.topics.store is not store:
             self.end()
-            replica = Replica(store, self._clock, limits=self._limits, cache_bytes=_CACHE_BYTES, is_durable=True)
-            self._rows = _LocalRows(store, replica, self._reach)
+            limits = self._settings.limits
+            replica = Replica(store, self._clock, limits=limits, cache_bytes=_CACHE_BYTES, is_durable=True)
+            topics = LocalTopics(store, replica)
+            api = cast(TopicsApi, topics)  # the calls here need only this part
+            app = self._traced(create_reads(api, self._node, self._settings, self._authorizer))
+            self._local = _Local(topics, TopicsServicer(api), app)
 
     def applied(self) -> None:
         """Note that the store has new rows."""
-        self._news.set()
-        self._news = asyncio.Event()
+        if self._local is not None:
+            self._local.topics.applied()
 
     def end(self) -> None:
         """Serve no more reads from the store: those under way end with `not_ready`, to be continued elsewhere."""
-        if self._rows is not None:
-            self._rows.is_closed = True
-            self._rows = None
-            self.applied()
+        if self._local is not None:
+            self._local.topics.close()
+            self._local = None
 
-    def serves(self, details: grpc.HandlerCallDetails) -> bool:
-        """Return whether a call is to be tried here: there are rows, and the caller is one that this node can know.
-
-        Users of CREATE USER are known to the owner only.
-        """
-        if self._rows is None or details.method != BULK_DIFF:
-            return False
+    def _knows(self, rpc: str, authorization: bytes | None) -> bool:
+        """Return whether the caller is one that this node can know. Users of CREATE USER are known to the owner only.
+        Raises TopicsError for one that is refused."""
         users = self._authorizer.users
         try:
-            principal = self._authorizer.identify(_RPC, authorization_of(details.invocation_metadata or ()))
+            principal = self._authorizer.identify(rpc, authorization)
         except UnverifiedPasswordError as unverified:
             return users.is_read_only(unverified.name)
-        except TopicsError:
-            return False
         return not users.is_stored(principal)
 
-    async def _bulk_diff(self, request: pb.BulkDiffRequest, context: Context) -> AsyncIterator[bytes]:
+    # -------------------------------------------------------------- gRPC
+
+    async def find(self, details: grpc.HandlerCallDetails) -> Handler:
+        """The handler of a call that is to be tried here, behind the interceptors of every call; None for others."""
+        service, _, name = details.method[1:].partition("/")
+        metadata = details.invocation_metadata or ()
+        if self._local is None or service != _SERVICE or not (name == _BULK_DIFF or name in _REQUESTS):
+            return None
+        is_marked = any(key == POSITION for key, _ in metadata)
+        if not (self._is_ready() if is_marked else name == _BULK_DIFF):
+            return None
+        try:
+            is_known = self._knows(f"{_SERVICE}.{name}", authorization_of(metadata))
+        except TopicsError:
+            return None
+        return positions.stating_handler(await self._calls.find(details)) if is_known else None
+
+    def _page(self, name: str) -> Callable[[Any, StatingContext], Awaitable[Any]]:
+        async def call(request: Any, context: StatingContext) -> Any:
+            local, wanted = self._local, positions.of_call(context.invocation_metadata() or ())
+            if local is not None and wanted is not None:
+                try:
+                    await local.topics.reach(wanted, _REACH_SECONDS)
+                    context.position = lambda: local.topics.position
+                    reply = await getattr(local.servicer, name)(request, context)
+                    self._statistics.follower_reads += 1
+                    return reply
+                except PassedOnError as passed:
+                    context.position = None
+                    log.debug("a read goes to the owner: %s", passed)
+            self._statistics.forwarded["grpc"] += 1
+            handler: Any = self._forward(f"/{_SERVICE}/{name}")
+            return await handler.unary_unary(request.SerializeToString(), context.inner)
+
+        return call
+
+    async def _bulk_diff(self, request: pb.BulkDiffRequest, context: StatingContext) -> AsyncIterator[bytes]:
         """Yield serialized messages, from here or from the owner."""
-        rows, has_begun = self._rows, False
-        if rows is not None and not request.follow:
+        local, has_begun = self._local, False
+        wanted = positions.of_call(context.invocation_metadata() or ())
+        if local is not None and not request.follow:
             try:
-                api = cast(TopicsApi, rows)  # a BulkDiff needs only this part
+                if wanted is None:
+                    await local.topics.reach(await self._standpoint(), _BULK_SECONDS)
+                else:
+                    await local.topics.reach(wanted, _REACH_SECONDS)
+                context.position = lambda: local.topics.position
+                api = cast(TopicsApi, local.topics)
                 async with aclosing(bulk_messages(api, request, self._turns)) as messages:
                     async for message in messages:
                         if not has_begun:
@@ -153,39 +189,81 @@ class FollowerReads:
                             has_begun = True
                         yield message
                 return
+            except PassedOnError as passed:
+                log.debug("a read goes to the owner: %s", passed)
             except TopicsError as error:
-                if has_begun or error.reason not in _UNREADABLE:
+                if has_begun or error.reason not in UNREADABLE:
                     raise
                 log.debug("a read goes to the owner: %s", error.message)
+            context.position = None
         self._statistics.forwarded["grpc"] += 1
-        handler: Any = self._forward(BULK_DIFF)
-        async with aclosing(handler.stream_stream(_only(request.SerializeToString()), context)) as answers:
+        handler: Any = self._forward(f"/{_SERVICE}/{_BULK_DIFF}")
+        async with aclosing(handler.stream_stream(_only(request.SerializeToString()), context.inner)) as answers:
             async for answer in answers:
                 yield answer
 
-    async def _reach(self, rows: _LocalRows) -> None:
-        """Wait until there is everything that the owner had acknowledged before the call. Raises `not_ready`."""
-        wanted, store = await self._standpoint(), rows.store
+    # -------------------------------------------------------------- HTTP
+
+    async def answer(self, wanted: Standpoint | None, scope: Scope, receive: Receive, send: Send) -> Receive | None:
+        """Answer an HTTP request that is to be answered here. For others, return what receives the whole request."""
+        local = self._local
+        if local is None or wanted is None or scope["type"] != "http" or not self._is_ready():
+            return receive
+        if not self._is_tried(scope):
+            return receive
+        kept = _Kept(receive)
+        here = {**scope, "state": {**scope["state"]}}  # what is taken out of it stays for the owner
         try:
-            async with asyncio.timeout(_REACH_SECONDS):
-                while not rows.is_closed and not _has(store, wanted):
-                    await self._news.wait()
-        except TimeoutError:
-            raise TopicsError(
-                Reason.NOT_READY, f"the node is behind the owner: at {store.ticket} of {wanted.ticket} writes"
-            ) from None
+            await local.topics.reach(wanted, _REACH_SECONDS)
+            await local.app(here, kept.receive, stating(send, lambda: local.topics.position))
+        except PassedOnError as passed:
+            log.debug("a read goes to the owner: %s", passed)
+            return kept.again
+        self._statistics.follower_reads += 1
+        return None
+
+    def _is_tried(self, scope: Scope) -> bool:
+        """Return whether it is a read, of a caller that this node can know, and small enough to be sent to the owner
+        after all."""
+        rpc, headers = self._routes.rpc_of(scope["method"], scope["raw_path"]), dict(scope["headers"])
+        length = headers.get(b"content-length", b"0" if scope["method"] != "POST" else b"")
+        is_small = length.isdigit() and len(length) < 10 and int(length) <= _MOST_KEPT_BYTES
+        try:
+            return is_small and rpc in _ROUTED and self._knows(rpc, headers.get(b"authorization"))
+        except TopicsError:
+            return False
+
+
+class _Local(NamedTuple):
+    """The parts that serve reads from one store."""
+
+    topics: LocalTopics
+    servicer: TopicsServicer
+    app: ASGIApp
+
+
+class _Kept:
+    """Receives a request, and all of it once more."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._messages: list[Message] = []
+
+    async def receive(self) -> Message:
+        """The next message of the request."""
+        message = await self._receive()
+        self._messages.append(message)
+        return message
+
+    async def again(self) -> Message:
+        """The next message, from the first one on."""
+        return self._messages.pop(0) if self._messages else await self._receive()
 
 
 def reader_addresses(addresses: Sequence[str]) -> list[tuple[str, int]]:
     """Host and port of each host:port, as ListBulkReaders has them."""
     split = [address.rpartition(":") for address in addresses]
     return [(host.strip("[]"), int(port)) for host, _, port in split]
-
-
-def _has(store: ShardStore, wanted: Standpoint) -> bool:
-    """Return whether all writes up to there are in the store. Those of former epochs are where a later one begins."""
-    epoch = store.position.epoch
-    return epoch > wanted.epoch or (epoch == wanted.epoch and store.ticket >= wanted.ticket)
 
 
 async def _only(request: bytes) -> AsyncIterator[bytes]:

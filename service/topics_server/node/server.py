@@ -202,13 +202,14 @@ class _Running:
         )
         self._reads = FollowerReads(
             clock,
-            settings.limits,
+            gateway_settings(settings),
+            self._probes,
             authorizer=self._authorizer,
             standpoint=self._ask_standpoint,
             forward=self._forward_grpc.handler,
-            metrics=self._probes.metrics,
-            observers=observers,
+            is_ready=lambda: self.is_ready,
             observer=traces.grpc,
+            traced=traces.app,
             statistics=self.statistics,
         )
         self._grpc: GrpcPort = grpc_port(resources)
@@ -247,7 +248,7 @@ class _Running:
         self.grpc_port = await start_grpc(self._grpc, settings, calls)
         grpc_verifier.audience = f"{host}:{self.grpc_port}"
         probes = create_probes(self._probes, gateway_settings(settings), self._authorizer)
-        app = HttpDoor(self._place, self._forward_http, probes, self.statistics)
+        app = HttpDoor(self._place, self._forward_http, probes, self._reads, self.statistics)
         self._http = http_server(self._resources, ForwardedRequests(app, http_verifier, self._audit))
         self.http_port = self._http.port
         http_verifier.audience = f"{host}:{self.http_port}"

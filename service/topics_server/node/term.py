@@ -110,12 +110,16 @@ class Term:
         await maintenance.recover(self.core.engine, asyncio.Event(), self.ownership.boot_id, stored)
         self.core.recovered()
 
+    def position(self) -> Standpoint:
+        """The position behind everything that was written."""
+        return Standpoint(epoch=self.ownership.epoch, ticket=self._store.ticket)
+
     async def standpoint(self) -> Standpoint:
         """A number of writes that are all that was acknowledged before the call. Raises LostShardError, and `not_ready`
         while that is not certain."""
         if not self.gate.is_open:
             await self.gate.look()
-        return Standpoint(epoch=self.ownership.epoch, ticket=self._store.ticket)
+        return self.position()
 
     # ------------------------------------------------------------- calls
 

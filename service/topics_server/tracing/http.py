@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp
 
-from topics_gateway.request import ON_ROUTED, Request
+from topics_gateway.request import ON_ROUTED, PassedOnError, Request
 from topics_gateway.routes import annotated_routes
 from topics_server.tracing.spans import CallSpan, Spans, named, now
 from topics_service.api.access.authorizer import rule_of
@@ -50,11 +50,15 @@ class _Request:
         self._span: CallSpan | None = None
         self._status = 0
         self._parts = 0
+        self._is_passed_on = False
 
     async def serve(self, app: ASGIApp, receive: Any) -> None:
         self._scope[ON_ROUTED] = self._routed
         try:
             await app(self._scope, receive, self._sent)
+        except PassedOnError:
+            self._is_passed_on = True
+            raise
         except asyncio.CancelledError:
             raise
         except Exception:
@@ -106,7 +110,9 @@ class _Request:
             span.span.set_attribute("http.response.status_code", self._status)
         if request.rpc in STREAMS and self._status == 200:
             span.span.set_attribute("topics.stream.sent", self._parts)
-        if request.error:
+        if self._is_passed_on:
+            span.span.set_attribute("topics.passed_on", True)
+        elif request.error:
             span.fail(request.error, ours=self._status >= 500)
         elif self._status >= 500:
             span.fail("internal", ours=True)

@@ -16,6 +16,8 @@ from topics_service.api.access.auth import Principal
 
 HEADER: Final = "x-request-id"
 HEADER_BYTES: Final = HEADER.encode()
+POSITION: Final = "x-topics-position"
+"""The header, or metadata, of a position in the log of a cluster's shard."""
 
 # Allowed in a log line without escaping: no spaces, quotes or control characters, and a limited length.
 _WELL_FORMED: Final = re.compile(rb"[A-Za-z0-9._~:@/+=-]{1,128}")

@@ -40,7 +40,6 @@ from topics_service.engine.model import (
     DiffRequest,
     ListTopicsReply,
     ListTopicsRequest,
-    PartitionState,
     PutTopicReply,
     ReadyState,
     TopicState,
@@ -50,13 +49,12 @@ from topics_service.engine.producers import Producers
 from topics_service.engine.queue.queues import Queues
 from topics_service.engine.router.forwarding import Forwarding
 from topics_service.engine.router.routers import Routers
-from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.stored_catalog import StoredCatalog
 from topics_service.engine.tables.routing import Routing
 from topics_service.engine.tables.tables import Tables
 from topics_service.engine.tables.topic_catalog import TopicCatalog, check_target
 from topics_service.engine.tables.topics import TopicDefinitions
-from topics_service.engine.topic import Topic, TopicRow
+from topics_service.engine.topic import Topic, TopicRow, partition_state
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.watch.core import Watch
 from topics_service.engine.watch.frames import WatchRequest
@@ -402,26 +400,7 @@ class Engine:
         log = topic.partition(request.partition)
         topic.touch(now)
         s = log.visible(topic.config, now)
-        from_seq, limit = request.from_seq, request.limit
-        if request.from_ts is not None or request.last is not None:
-            from_seq = reader.start(s, log.blocks, request)
-            limit = limit or request.last or 0
-        elif request.committed:
-            from_seq = min(from_seq, s.head)
-        reply = reader.read(
-            topic.name,
-            s,
-            log.blocks,
-            from_seq,
-            min(limit or limits.default_limit, limits.max_limit),
-            min(request.max_batch_bytes or limits.default_batch_bytes, limits.max_batch_bytes),
-            frozenset(request.nodes if topic.config.dedupe_node else ()),
-            match=request.filter,
-            stores=log.stores(s),
-            partition=request.partition,
-        )
-        reply.partition_count = len(topic.logs)
-        return reply
+        return reader.page(request, topic.config, s, log.blocks, log.stores(s), limits, len(topic.logs))
 
     def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
         """Return one page of a long read, and the topic's epoch for the next one, without waiting. See `api.bulk`."""
@@ -447,7 +426,7 @@ class Engine:
         topic, now = self.catalog.visible(name), self._clock.now_ms()
         log = topic.partition(partition)
         s = log.visible(topic.config, now)
-        return s.first_live(retention.first_at_or_after(s, log.blocks, ts)), s.head
+        return reader.locate(s, log.blocks, ts)
 
     def park(self, name: str, wake: Callable[[], None], partition: int = 0) -> Parked:
         """Call `wake` when records of the partition become visible or it is deleted, until the result is left."""
@@ -559,7 +538,7 @@ class Engine:
             state.queue = self.queues.state(topic)
         if len(topic.logs) > 1:
             state.partitions = [
-                _partition_state(number, log.visible(topic.config, now)) for number, log in enumerate(topic.logs)
+                partition_state(number, log.visible(topic.config, now)) for number, log in enumerate(topic.logs)
             ]
         return state
 
@@ -632,13 +611,6 @@ class Engine:
         for log in topic.logs:
             self._touched[log.log_id] = log
         return ticket
-
-
-def _partition_state(number: int, s: Snapshot) -> PartitionState:
-    return PartitionState(
-        partition=number, head_seq=s.head, earliest_seq=s.earliest, next_seq=s.head + 1, count=s.count, bytes=s.bytes,
-        last_write_ts=s.last_ts or None,
-    )  # fmt: skip
 
 
 def _put_reply(topic: Topic, *, created: bool) -> PutTopicReply:

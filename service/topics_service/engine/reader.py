@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from topics_service.engine import retention, tags
 from topics_service.engine.blocks import LogBlocks
 from topics_service.engine.errors import invalid
-from topics_service.engine.model import DiffReply, DiffRequest, GapReason, Slice, TagMatch, Tombstone
+from topics_service.engine.limits import Limits
+from topics_service.engine.model import DiffReply, DiffRequest, GapReason, Slice, TagMatch, Tombstone, TopicConfig
 from topics_service.engine.snapshot import Snapshot
 from topics_service.storage.block import Block
 from topics_service.storage.store import Store
@@ -26,6 +27,43 @@ def start(s: Snapshot, blocks: LogBlocks, request: DiffRequest) -> int:
     if request.last >= s.count:
         return s.earliest - 1
     return s.nth_live(s.count - request.last) - 1 if request.last else s.head
+
+
+def page(
+    request: DiffRequest,
+    config: TopicConfig,
+    s: Snapshot,
+    blocks: LogBlocks,
+    stores: Sequence[Store],
+    limits: Limits,
+    partition_count: int,
+) -> DiffReply:
+    """The page that a Diff asks for, without its wait."""
+    from_seq, limit = request.from_seq, request.limit
+    if request.from_ts is not None or request.last is not None:
+        from_seq = start(s, blocks, request)
+        limit = limit or request.last or 0
+    elif request.committed:
+        from_seq = min(from_seq, s.head)
+    reply = read(
+        request.topic,
+        s,
+        blocks,
+        from_seq,
+        min(limit or limits.default_limit, limits.max_limit),
+        min(request.max_batch_bytes or limits.default_batch_bytes, limits.max_batch_bytes),
+        frozenset(request.nodes if config.dedupe_node else ()),
+        match=request.filter,
+        stores=stores,
+        partition=request.partition,
+    )
+    reply.partition_count = partition_count
+    return reply
+
+
+def locate(s: Snapshot, blocks: LogBlocks, ts: int) -> tuple[int, int]:
+    """The first live seq with a record time of `ts` (ms) or later, head + 1 if there is none, and the head."""
+    return s.first_live(retention.first_at_or_after(s, blocks, ts)), s.head
 
 
 def read(

@@ -27,10 +27,12 @@ from topics_service.engine.errors import (
     topic_recreated,
 )
 from topics_service.engine.limits import Limits
-from topics_service.engine.model import BulkRequest, DiffReply
+from topics_service.engine.model import BulkRequest, DiffReply, DiffRequest, TopicState
+from topics_service.engine.router.router import config_key
+from topics_service.engine.router.router import decode_row as decode_router
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.stored_logs import read_state
-from topics_service.engine.topic import TopicRow, decode_row
+from topics_service.engine.topic import Topic, TopicRow, decode_row, partition_state
 from topics_service.storage import keys
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family, Store, StoreError
@@ -85,7 +87,8 @@ class Replica:
         self._clock = clock
         self._memory = MemoryStore()  # stays empty
         self._cache = BlockCache(cache_bytes)
-        self._numbers: dict[str, int] = {}  # of the topics that were read; a name has one number at a time
+        self._numbers: dict[str, int] = {}  # a name has one number at a time, and a new topic a larger one
+        self._numbered = b""  # the key below which all are in it
         self._views: OrderedDict[tuple[int, int], _View] = OrderedDict()
 
     def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
@@ -94,29 +97,63 @@ class Replica:
         The first page finds everything that was acknowledged before the call. Raises `invalid_request` without an
         `end_seq`, unless the rows are durable, and `not_ready` if only the server can answer: the topic is `ephemeral`,
         its head is below `end_seq`, the page has expired records that are still in the store (a loss has to be written
-        before it is reported), or the writer can't be followed at the moment.
+        before it is reported), a router may have copies to make, or the writer can't be followed at the moment.
         """
         if request.end_seq is None and not self._is_durable:
             raise invalid("a bulk reader needs end_seq")
         if not request.epoch or not self._store.whole:
             self.follow()
-        number, view = self._view(request)
+        number, view = self._view(request.topic, request.partition, request.topic_id, request.epoch)
         config, s, from_seq = view.row.config, view.state, request.from_seq
         if not request.epoch and s.head < (request.end_seq or 0):
-            raise _elsewhere(request, f"its head is {s.head} here", head_seq=s.head)
+            raise _elsewhere(
+                request.topic, request.partition, f"its head is {s.head} here", end_seq=request.end_seq, head_seq=s.head
+            )
         if request.from_ts is not None or request.last is not None:
             from_seq = reader.start(s, view.blocks, request)
-        if config.ttl_ms and not config.retaining:  # retention held for groups is decided by the server's sweep
-            aged = copy(s)
-            retention.expire(aged, view.blocks, config.ttl_ms, self._clock.now_ms())
-            if from_seq + 1 < aged.earliest != s.earliest:
-                raise _elsewhere(request, "records have expired, which only the server can write down")
+        self._check_expired(view, request.partition, from_seq)
         reply = reader.read(
             request.topic, s, view.blocks, from_seq, request.limit, request.max_batch_bytes,
             frozenset(request.nodes if config.dedupe_node else ()), request.end_seq,
             scan=True, match=request.filter, stores=(self._store,), partition=request.partition,
         )  # fmt: skip
         return reply, number
+
+    def diff(self, request: DiffRequest) -> DiffReply:
+        """One page, as `Engine.diff`. Raises `not_ready` as `bulk`, and if there is nothing to return and the request
+        has a `wait_ms`."""
+        _, view = self._view(request.topic, request.partition)
+        self._check_expired(view, request.partition, request.from_seq)
+        reply = reader.page(
+            request, view.row.config, view.state, view.blocks, (self._store,), self.limits, len(view.row.log_ids)
+        )
+        if request.wait_ms > 0 and not reply.slices and reply.tombstone is None and reply.caught_up:
+            raise _elsewhere(request.topic, request.partition, "records are waited for")
+        return reply
+
+    def state(self, name: str, partition: int = 0) -> TopicState:
+        """A topic's state, as `Engine.get_topic`, but for its recency, which the owner has in memory only.
+
+        Raises `not_ready` as `bulk`, for a queue, whose jobs only the owner knows, and for more than 64 partitions.
+        """
+        number, view = self._view(name, partition)
+        row = view.row
+        if row.config.type == "queue" or len(row.log_ids) > _VIEWS:
+            raise _elsewhere(name, partition, "it is a queue, or has many partitions")
+        self._check_expired(view, partition)
+        state = Topic(number, row, []).state(view.state, self._clock.now_ms(), partition)
+        if len(row.log_ids) > 1:
+            views = [self._view(name, each)[1] for each in range(len(row.log_ids))]
+            for each, other in enumerate(views):
+                self._check_expired(other, each)
+            state.partitions = [partition_state(each, other.state) for each, other in enumerate(views)]
+        return state
+
+    def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:
+        """See `Engine.locate`. Raises `not_ready` as `bulk`."""
+        _, view = self._view(name, partition)
+        self._check_expired(view, partition)
+        return reader.locate(view.state, view.blocks, ts)
 
     def follow(self) -> None:
         """Apply the writer's changes. Raises `not_ready` if that can't be done."""
@@ -125,52 +162,74 @@ class Replica:
         except StoreError as error:
             raise TopicsError(Reason.NOT_READY, str(error)) from error
 
-    def _view(self, request: BulkRequest) -> tuple[int, _View]:
+    def _check_expired(self, view: _View, partition: int, from_seq: int = 0) -> None:
+        """Raise `not_ready` if a read from there meets records that have expired and are still in the store."""
+        config = view.row.config
+        if config.ttl_ms and not config.retaining:  # retention held for groups is decided by the server's sweep
+            aged = copy(view.state)
+            retention.expire(aged, view.blocks, config.ttl_ms, self._clock.now_ms())
+            if from_seq + 1 < aged.earliest != view.state.earliest:
+                raise _elsewhere(view.row.name, partition, "records have expired, which only the server can write down")
+
+    def _view(self, name: str, partition: int, topic_id: str = "", epoch: int = 0) -> tuple[int, _View]:
         """The topic's number and the partition's rows, as they are now."""
-        number, row = self._topic(request.topic)
-        if request.topic_id and request.topic_id != row.topic_id:
-            raise topic_recreated(request.topic, row.topic_id)
-        if request.epoch and request.epoch != number:
-            raise topic_not_found(request.topic)
-        if not 0 <= request.partition < len(row.log_ids):
-            raise partition_not_found(request.topic, request.partition, len(row.log_ids))
-        key = number, request.partition
+        number, row = self._topic(name)
+        if topic_id and topic_id != row.topic_id:
+            raise topic_recreated(name, row.topic_id)
+        if epoch and epoch != number:
+            raise topic_not_found(name)
+        if not 0 <= partition < len(row.log_ids):
+            raise partition_not_found(name, partition, len(row.log_ids))
+        key = number, partition
         view = self._views.get(key)
         if view is None or view.generation != self._store.generation:
-            view = self._views[key] = self._load(request, row)
+            view = self._views[key] = self._load(row, partition)
             if len(self._views) > _VIEWS:
                 self._views.popitem(last=False)
         self._views.move_to_end(key)
         return number, view
 
     def _topic(self, name: str) -> tuple[int, TopicRow]:
-        """The catalog row of a topic. O(topics) for one that was not read before, or is not there."""
+        """The catalog row of a topic. O(topics) at first, then O(those created since)."""
         number = self._numbers.get(name)
         if number is not None:
             row = self._store.get(Family.TOPICS, keys.u64(number))
             if row is not None:
                 return number, _decoded(number, row)
             del self._numbers[name]
-        mark = name.encode()
-        for key, value in self._store.scan(Family.TOPICS, *_ALL):
-            if mark in value:
-                number = keys.read_u64(key)
-                found = _decoded(number, value)
-                if found.name == name:
-                    self._numbers[name] = number
-                    return number, found
-        raise topic_not_found(name)
+        for key, value in self._store.scan(Family.TOPICS, self._numbered, _ALL[1]):
+            found = keys.read_u64(key)
+            self._numbers[_decoded(found, value).name] = found
+            self._numbered = keys.u64(found + 1)
+        number = self._numbers.get(name)
+        row = None if number is None else self._store.get(Family.TOPICS, keys.u64(number))
+        if number is None or row is None:
+            raise topic_not_found(name)
+        return number, _decoded(number, row)
 
-    def _load(self, request: BulkRequest, row: TopicRow) -> _View:
+    def _is_destination(self, name: str) -> bool:
+        """Return whether a router copies records to the topic. O(routers)."""
+        mark = name.encode()
+        for key, value in self._store.scan(Family.ROUTERS, *_ALL):
+            number = keys.read_u64(key)
+            if mark in value and key == config_key(number):
+                with _damage(f"the router {number}"):
+                    if decode_router(value).config.dest == name:
+                        return True
+        return False
+
+    def _load(self, row: TopicRow, partition: int) -> _View:
         if row.config.durability == "ephemeral":
-            raise _elsewhere(request, "its records are in memory only")
-        log_id, store = row.log_ids[request.partition], self._store
-        with _damage(f'the state of partition {request.partition} of topic "{request.topic}"'):
+            raise _elsewhere(row.name, partition, "its records are in memory only")
+        log_id, store = row.log_ids[partition], self._store
+        with _damage(f'the state of partition {partition} of topic "{row.name}"'):
             s = read_state(store, log_id, row.config.durability)
         if s.volatile_from:
-            raise _elsewhere(request, "records of it are in memory only")
+            raise _elsewhere(row.name, partition, "records of it are in memory only")
+        if self._is_durable and self._is_destination(row.name):  # without, the server has made the copies before
+            raise _elsewhere(row.name, partition, "a router may have records to copy to it")
         blocks = LogBlocks(log_id, self._cache, store, self._memory)
-        blocks.topic_partition = (row.name, request.partition)
+        blocks.topic_partition = (row.name, partition)
         return _View(store.generation, row, s, blocks)
 
 
@@ -179,12 +238,12 @@ def _decoded(number: int, row: bytes) -> TopicRow:
         return decode_row(row)
 
 
-def _elsewhere(request: BulkRequest, why: str, **facts: int) -> TopicsError:
+def _elsewhere(topic: str, partition: int, why: str, **facts: int | None) -> TopicsError:
     """Only the server can answer this call."""
     return TopicsError(
         Reason.NOT_READY,
-        f'partition {request.partition} of topic "{request.topic}" is to be read at the server: {why}',
-        {"topic": request.topic, "partition": request.partition, "end_seq": request.end_seq or 0, **facts},
+        f'partition {partition} of topic "{topic}" is to be read at the server: {why}',
+        {"topic": topic, "partition": partition, **facts},
     )
 
 

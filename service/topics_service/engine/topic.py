@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from topics_service.engine.errors import partition_not_found
 from topics_service.engine.log import Log
-from topics_service.engine.model import Durability, Identity, TopicConfig, TopicState
+from topics_service.engine.model import Durability, Identity, PartitionState, TopicConfig, TopicState
 from topics_service.engine.snapshot import Snapshot
 
 _AUTO_MAX = 500
@@ -201,3 +201,11 @@ class Topic:
             last_write_ts=s.last_ts or None,
             last_read_ts=self.last_read_ts,
         )
+
+
+def partition_state(number: int, s: Snapshot) -> PartitionState:
+    """The state that a client sees of one partition among several."""
+    return PartitionState(
+        partition=number, head_seq=s.head, earliest_seq=s.earliest, next_seq=s.head + 1, count=s.count, bytes=s.bytes,
+        last_write_ts=s.last_ts or None,
+    )  # fmt: skip

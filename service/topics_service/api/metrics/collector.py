@@ -15,7 +15,7 @@ import msgspec
 from prometheus_client.metrics_core import Metric
 
 from topics_service.api.metrics.exposition import counter, gauge, gauges, histogram, labelled, render
-from topics_service.api.metrics.families import Disk, cluster, kafka, sql, storage
+from topics_service.api.metrics.families import Disk, cluster, kafka, requests, sql, storage
 from topics_service.api.scheduling.commit import CommitStatistics
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
@@ -294,22 +294,12 @@ class Metrics:
         group = [((), self._commit.group)]
         yield histogram("commit_group_writes", "Write batches covered by each fsync.", group)
         yield from storage(self._sources, self.checkpoints, self.archive, self.recovery_seconds)
-        http, finished = self.http, self.http.finished.items()
-        yield histogram("http_request_seconds", "Duration of HTTP requests.", finished, ("rpc", "status"))
-        yield gauge("http_requests_in_flight", "HTTP requests under way.", http.in_flight)
-        errors = [((code,), count) for code, count in self.errors.items()]
-        yield counter("http_errors", "HTTP requests that were refused, by the code of the error.", errors, ("code",))
-        grpc, finished = self.grpc, self.grpc.finished.items()
-        yield histogram("grpc_call_seconds", "Duration of gRPC calls.", finished, ("rpc", "code"))
-        yield gauge("grpc_calls_in_flight", "gRPC calls under way.", grpc.in_flight)
+        yield from requests(self.http, self.grpc, self.errors, self.refusals)
         yield from kafka(self.kafka)
         yield from sql(self.sql)
         if self._sources.node is not None:
             yield from cluster(self._sources.node)
         yield gauge("request_bytes", "Memory of requests over HTTP and gRPC.", self._sources.request_bytes())
-        refusals = list(self.refusals.items())
-        meaning = "Refusals because a key holds as much as it may."
-        yield counter("key_limit_refusals", meaning, refusals, ("door", "limit"))
         watch = self.watch
         yield gauge("watch_streams", "Subscriptions that are followed.", watch.streams)
         yield counter("watch_frames", "Frames that streams were given, heartbeats too.", watch.frames)
@@ -335,7 +325,7 @@ class Metrics:
 
 
 class NodeMetrics:
-    """The metrics of a node of a cluster while it has no engine: those of the node and of the process."""
+    """The metrics of a node of a cluster while it has no engine: of the node, its requests and the process."""
 
     def __init__(self, node: NodeStatistics, ready: Callable[[], bool]) -> None:
         self._node = node
@@ -350,7 +340,8 @@ class NodeMetrics:
         """See Metrics."""
         ready = gauge("ready", "1 when the server takes work.", self._ready())
         uptime = gauge("uptime_ms", "Time since the start, in milliseconds.", self._uptime_ms)
-        return await asyncio.to_thread(render, [ready, uptime, *cluster(self._node)])
+        counted = requests(self.http, self.grpc, self.errors, self.refusals)
+        return await asyncio.to_thread(render, [ready, uptime, *counted, *cluster(self._node)])
 
     def json(self) -> bytes:
         """See Metrics."""

@@ -1,6 +1,6 @@
-"""Metric families that only read counters: of the storage, the Kafka protocol, SQL and a node of a cluster."""
+"""Metric families that only read counters: of requests, the storage, Kafka, SQL and a node of a cluster."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client.metrics_core import Metric
@@ -14,6 +14,7 @@ from topics_service.statistics import (
     Histogram,
     KafkaStatistics,
     NodeStatistics,
+    RequestStatistics,
     SpaceStatistics,
     SqlStatistics,
     TraceStatistics,
@@ -104,6 +105,23 @@ def sql(statistics: SqlStatistics) -> Iterator[Metric]:
     yield counter("sql_rows_changed", "Rows that were inserted, updated or deleted.", statistics.rows_changed)
 
 
+def requests(
+    http: RequestStatistics,
+    grpc: RequestStatistics,
+    errors: Mapping[str, int],
+    refusals: Mapping[tuple[str, str], int],
+) -> Iterator[Metric]:
+    """Requests of HTTP and gRPC. `errors` are those of HTTP by code, `refusals` are by protocol and limit of a key."""
+    yield histogram("http_request_seconds", "Duration of HTTP requests.", http.finished.items(), ("rpc", "status"))
+    yield gauge("http_requests_in_flight", "HTTP requests under way.", http.in_flight)
+    by_code = [((code,), count) for code, count in errors.items()]
+    yield counter("http_errors", "HTTP requests that were refused, by the code of the error.", by_code, ("code",))
+    yield histogram("grpc_call_seconds", "Duration of gRPC calls.", grpc.finished.items(), ("rpc", "code"))
+    yield gauge("grpc_calls_in_flight", "gRPC calls under way.", grpc.in_flight)
+    meaning = "Refusals because a key holds as much as it may."
+    yield counter("key_limit_refusals", meaning, list(refusals.items()), ("door", "limit"))
+
+
 def cluster(node: NodeStatistics) -> Iterator[Metric]:
     """A node of a cluster."""
     roles = [((role,), float(role == node.role)) for role in NODE_ROLES]
@@ -123,7 +141,7 @@ def cluster(node: NodeStatistics) -> Iterator[Metric]:
     yield counter("cluster_handovers", "Times that this node handed the shard over.", node.handovers)
     yield counter("cluster_fenced", "Times that this node lost the shard.", node.fenced)
     yield counter("cluster_probes", "Looks into the object store before reads, without a lease.", node.probes)
-    reads = "Long reads that this node has served as a follower, from its own rows."
+    reads = "Reads that this node has served as a follower, from its own rows."
     yield counter("cluster_follower_reads", reads, node.follower_reads)
     forwarded = [((door,), count) for door, count in node.forwarded.items()]
     yield counter("cluster_forwarded", "Requests that were passed on to the owner.", forwarded, ("door",))
