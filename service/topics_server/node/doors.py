@@ -48,9 +48,11 @@ class HttpDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         term = self._place.term
+        if term is None and not _is_probe(scope):
+            term = await self._place.arrived()
         if term is not None and (term.gate.is_open or await _is_owner(term)):
             await term.serve(scope, receive, send)
-        elif scope["type"] == "http" and scope["raw_path"] in _PROBES:
+        elif _is_probe(scope):
             await self._probes(scope, receive, send)
         else:
             self._statistics.forwarded["http"] += 1
@@ -82,11 +84,11 @@ class GrpcDoor(grpc.aio.ServerInterceptor):
         term = self._place.term
         if method in _OWN_CALLS or (term is None and method in _PROBE_CALLS):
             return await self._own.find(handler_call_details)
-        if term is not None and (term.gate.is_open or await _is_owner(term)):
-            term.enter()
-            return await term.calls.find(handler_call_details)
         if term is None and self._reads.serves(handler_call_details):
             return await self._reads.calls.find(handler_call_details)
+        term = term or await self._place.arrived()
+        if term is not None and (term.gate.is_open or await _is_owner(term)):
+            return await term.calls.find(handler_call_details)
         self._statistics.forwarded["grpc"] += 1
         return self._forwarder.handler(method)
 
@@ -127,12 +129,12 @@ class KafkaDoor:
         )
         await self._server.start()
 
-    async def pass_on(self) -> None:
-        """Pass connections on from now on; those that were served here end."""
+    async def pass_on(self, seconds: float = _KAFKA_DRAIN_SECONDS) -> None:
+        """Pass connections on from now on; those that were served here end, after what takes no longer."""
         sock = self._resources.kafka_socket
         if sock is None or self._passing is not None:
             return
-        await self._pause()
+        await self._pause(seconds)
         self._passing = self._splice(sock.dup())
         await self._passing.start()
 
@@ -149,6 +151,10 @@ class KafkaDoor:
             await server.stop(seconds)
         if passing is not None:
             await passing.stop()
+
+
+def _is_probe(scope: Scope) -> bool:
+    return scope["type"] == "http" and scope["raw_path"] in _PROBES
 
 
 def _gated(term: Term) -> Callable[[Make], Make]:
