@@ -4,59 +4,27 @@ import asyncio
 import contextlib
 import ssl
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import grpc
 import httpx
 import msgspec
 import pytest
+from cluster.world import SECRET, World, client
 
 from support.held_bucket import HeldBucket
 from support.tls_proxy import certificate
 from support.waiting import until
 from topics_cluster import identity, objects
 from topics_cluster.checkpoint import Maker
-from topics_cluster.memory import MemoryBucket, MemoryCoordinator, MemoryEntries
+from topics_cluster.memory import MemoryBucket
 from topics_cluster.trust import Secret, Signer
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
 from topics_server.errors import StartError
 from topics_server.node.links import read_secrets
 from topics_server.node.peers import METHOD, Notice, Peers, Standing
-from topics_server.node.server import NodeServer
 from topics_server.secret_files import SecretsError
-from topics_server.settings import Settings
-
-SECRET = "0123456789abcdef" * 4
-
-
-class World:
-    """The nodes, with the store and the coordinator that they share."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.bucket: MemoryBucket = MemoryBucket()
-        self.entries = MemoryEntries()
-        self.coordinators: dict[str, MemoryCoordinator] = {}
-        (folder / "secret").write_text(SECRET)
-
-    def node(self, name: str, **settings: Any) -> NodeServer:
-        coordinator = self.coordinators[name] = MemoryCoordinator(self.entries)
-        given = {
-            "data_dir": str(self.folder / name),
-            "port": 0,
-            "grpc_port": 0,
-            "cluster": "test",
-            "cluster_store": "s3://memory",
-            "cluster_node": name,
-            "cluster_secret_file": str(self.folder / "secret"),
-            "memory_bytes": 64 << 20,
-            "drain_seconds": 1,
-            "max_lag_ms": 0,
-            **settings,
-        }
-        return NodeServer(Settings(**given), connect=lambda _: (self.bucket, coordinator))
 
 
 @pytest.fixture
@@ -64,12 +32,6 @@ async def world(tmp_path: Path) -> World:
     world = World(tmp_path)
     await identity.create(world.bucket)
     return world
-
-
-@contextlib.asynccontextmanager
-async def client(node: NodeServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http_port}", timeout=20) as made:
-        yield made
 
 
 async def append(http: httpx.AsyncClient, text: str) -> int:
