@@ -31,7 +31,7 @@ from topics_service.api.running import RunningCalls
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import TopicsError
 from topics_service.statistics import NodeStatistics
-from topics_service.storage.store import StoreError
+from topics_service.storage.store import StoreLostError
 
 log: Final = logging.getLogger("topics.cluster")
 
@@ -41,7 +41,7 @@ _CANCEL_SECONDS: Final = 5.0
 
 
 class Term:
-    """One ownership. Begins with `start`. Ends with `drain` and `finish`, or with `abort` when the shard is lost, and then
+    """One ownership. Begins with `start`. Ends with `drain` and `finish`, or with `abort` when the shard is lost; then
     `release`."""
 
     def __init__(
@@ -133,21 +133,29 @@ class Term:
     # --------------------------------------------------------------- end
 
     async def drain(self) -> None:
-        """End calls in good order, when no new ones come: those that write with their commit; those that wait for
-        something with what they have; streams, for their clients to resume them elsewhere."""
+        """End calls in good order, when no new ones come, and close the engine: those that have written end with their
+        commit; those that wait for something with what they have; streams, for their clients to resume them elsewhere.
+        """
         await self._running.ended(_SHORT_SECONDS)
         await self._stop_background()
         self.core.api.drain()
-        await self._log_commit.settle(self.core.engine.writer.written)
+        engine = self.core.engine
+        with contextlib.suppress(TopicsError):
+            engine.close_later()
+        engine.sync_failed(StoreLostError("the shard is handed over"))  # nothing may be written behind that
+        with contextlib.suppress(TopicsError):
+            await self._log_commit.settle(engine.writer.written)
         await self._running.ended(_DRAIN_SECONDS)
 
     async def finish(self) -> bool:
-        """Break off calls that are left, close the engine and make all of it durable; `release` has to follow.
+        """Break off calls that are left, and let the database go; `drain` comes before, and `release` after it.
 
         Return whether everything is in the log; it is not if the shard is lost meanwhile, or the bucket is away.
         """
         await self._break_off()
-        await self._close()
+        if self.failure is None and self._store.is_ahead:
+            await asyncio.to_thread(self._log_commit.stop)
+        self._store.disown()
         return self.failure is None and not self._store.is_ahead
 
     async def abort(self) -> None:
@@ -158,8 +166,8 @@ class Term:
         self.core.api.drain()
         await self._break_off()
         self._log_commit.abandon()
-        await asyncio.to_thread(self.uploader.stop)  # before the database is another one's
-        await self._close()
+        await asyncio.to_thread(self.uploader.stop)
+        self._store.disown()
 
     async def release(self) -> None:
         """End the threads. Nothing that they do is in the log, so this can wait until another node owns the shard."""
@@ -175,13 +183,3 @@ class Term:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-
-    async def _close(self) -> None:
-        engine = self.core.engine
-        with contextlib.suppress(StoreError):
-            engine.close()
-        with contextlib.suppress(TopicsError):
-            await self._log_commit.settle(engine.writer.written)
-        if self.failure is None and self._store.is_ahead:
-            await asyncio.to_thread(self._log_commit.stop)
-        self._store.disown()

@@ -223,7 +223,7 @@ def groups(
 
 
 def close(writer: Writer, logs: Iterable[Log]) -> None:
-    """Write state that is only in memory and mark the directory as closed; durable on return."""
+    """Write state that is only in memory and mark the directory as closed."""
     batch = writer.begin()
     for log in logs:
         s = copy(log.state)
@@ -232,7 +232,6 @@ def close(writer: Writer, logs: Iterable[Log]) -> None:
             batch.put(Family.CEILINGS, keys.u64(log.log_id), keys.u64(s.head))
     batch.put(Family.META, _BOOT_KEY, _CLEAN)
     writer.commit(batch)
-    writer.store.sync()
 
 
 def lose(s: Snapshot, blocks: LogBlocks, log_id: int, start: int, ceiling: int, batch: WriteBatch) -> None:
