@@ -6,6 +6,7 @@ import ssl
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -18,12 +19,14 @@ from support.tls_proxy import certificate
 from support.waiting import until
 from topics_cluster import identity, objects
 from topics_cluster.checkpoint import Maker
-from topics_cluster.memory import MemoryBucket
+from topics_cluster.coordinator import Addresses, Owner
+from topics_cluster.memory import MemoryBucket, MemorySession
 from topics_cluster.trust import Secret, Signer
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
 from topics_server.errors import StartError
 from topics_server.node.links import read_secrets
 from topics_server.node.peers import METHOD, Notice, Peers, Standing
+from topics_server.node.place import Place
 from topics_server.secret_files import SecretsError
 
 
@@ -89,6 +92,47 @@ async def test_a_move_is_an_order_to_any_node(world: World) -> None:
         assert await texts(at_a) == ["one", "two"]
         await until(lambda: b.statistics.followers == 1)
         assert a.statistics.handovers == 1
+
+
+async def test_a_successor_does_not_wait_until_the_owner_has_given_up_its_claim(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up = asyncio.Event()
+    give_up = MemorySession.give_up
+
+    async def late(session: MemorySession, shard: int, mine: Owner) -> None:
+        await given_up.wait()
+        await give_up(session, shard, mine)
+
+    async with world.node("a") as a, world.node("b") as b, client(a) as at_a:
+        await append(at_a, "one")
+        await until(lambda: a.statistics.followers == 1)
+        monkeypatch.setattr(MemorySession, "give_up", late)
+        await world.coordinators["b"].want(0, "b")
+        await until(lambda: b.statistics.role == "owning")
+        assert (b.statistics.epoch, a.statistics.handovers) == (2, 0)
+        given_up.set()
+        assert await append(at_a, "two") == 2
+        await until(lambda: a.statistics.handovers == 1 and b.statistics.followers == 1)
+
+
+async def test_a_call_waits_at_a_node_that_is_about_to_own_the_shard() -> None:
+    place, addresses = Place(), Addresses(http="a:1", grpc="a:2")
+    assert await place.arrived() is None, "it is not"
+    for end in ("here", "elsewhere"):
+        place.coming()
+        waiting = [asyncio.create_task(place.arrived()) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting.pop().cancel()
+        assert not waiting[0].done()
+        term: Any = object() if end == "here" else None
+        if term is not None:
+            place.here(term, addresses)
+        else:
+            place.elsewhere(addresses)
+        assert await waiting[0] is term
+        assert await place.arrived() is term
+        place.elsewhere(None)
 
 
 async def test_an_owner_that_etcd_can_not_reach_is_replaced_and_shows_nothing_old(world: World) -> None:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from msgspec.structs import replace
+
 from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.checkpoint import CheckpointError
 from topics_cluster.coordinator import Coordinator, CoordinatorError, Node, Owner, Session, View, boottime
@@ -100,7 +102,6 @@ class Replica:
         self._read: LogObject | None = None
         self._suspect: Owner | None = None
         self._replaced: Owner | None = None
-        self._claimed: Owner | None = None
         self._term: Term | None = None
         self._alone_since: float | None = None
         self._standing_changed = asyncio.Event()
@@ -205,12 +206,11 @@ class Replica:
                 following.result()
             owner = self._owner()
             self._show(owner)
-            epoch = self._read.header.epoch if self._is_given and self._read is not None else 0
-            claim = Owner(node=self._me.name, addresses=self._me.addresses, epoch=epoch)
+            claim = Owner(node=self._me.name, addresses=self._me.addresses, epoch=0)
             if self._may_claim(owner):
                 try:
                     if await self._session.claim(self._shard, owner, claim):
-                        self._replaced, self._claimed = owner, claim
+                        self._replaced = owner
                         return claim
                 except CoordinatorError as error:
                     log.warning("can't claim shard %d: %s", self._shard, error)
@@ -460,7 +460,7 @@ class Replica:
         LostShardError.
         """
         try:
-            if is_first and await self._session.claim(self._shard, self._claimed, owner):
+            if is_first and await self._session.claim(self._shard, replace(owner, epoch=0), owner):
                 return True
             term.gate.doubt()
             if not await self._session.claim(self._shard, None, owner):
