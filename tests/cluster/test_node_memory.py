@@ -21,9 +21,11 @@ from topics_cluster import identity, objects
 from topics_cluster.checkpoint import Maker
 from topics_cluster.coordinator import Addresses, Owner
 from topics_cluster.memory import MemoryBucket, MemorySession
+from topics_cluster.store import ShardStore
 from topics_cluster.trust import Secret, Signer
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
 from topics_server.errors import StartError
+from topics_server.node.directory import Directory
 from topics_server.node.links import read_secrets
 from topics_server.node.peers import METHOD, Notice, Peers, Standing
 from topics_server.node.place import Place
@@ -114,6 +116,31 @@ async def test_a_successor_does_not_wait_until_the_owner_has_given_up_its_claim(
         given_up.set()
         assert await append(at_a, "two") == 2
         await until(lambda: a.statistics.handovers == 1 and b.statistics.followers == 1)
+
+
+async def test_a_node_passes_calls_on_while_it_opens_its_database(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.node("a") as a, client(a) as at_a:
+        await append(at_a, "one")
+
+        tried = asyncio.Event()
+
+        async def slow(_: Directory) -> ShardStore:
+            await tried.wait()
+            raise OSError("it can't be opened")
+
+        monkeypatch.setattr(Directory, "open", slow)
+        b = world.node("b")
+        await asyncio.to_thread(b.open)
+        try:
+            await b.startup()
+            async with client(b) as at_b:
+                assert await append(at_b, "two") == 2
+        finally:
+            tried.set()
+            await b.shutdown()
+            b.close()
 
 
 async def test_a_call_waits_at_a_node_that_is_about_to_own_the_shard() -> None:

@@ -97,7 +97,7 @@ class Replica:
         self._wake = asyncio.Event()
         self._stopping = False
         self._nonce = new_nonce()
-        self._caught_up = False
+        self._caught_up = self._has_store = False
         self._heard = float("-inf")
         self._read: LogObject | None = None
         self._suspect: Owner | None = None
@@ -113,6 +113,12 @@ class Replica:
     def is_ready(self) -> bool:
         """True for an owner that serves, and for a follower that is caught up."""
         return self._place.term is not None or self._caught_up
+
+    def heard(self) -> None:
+        """Look at a new view. Without a database calls are passed on all the same: to open one may take long."""
+        if not self._has_store:
+            self._show(self._owner())
+        self.wake()
 
     def wake(self) -> None:
         """Look at everything again: something has changed."""
@@ -133,6 +139,7 @@ class Replica:
                 await self._pause(_RETRY_SECONDS)
                 continue
             is_kept = False
+            self._has_store = True
             try:
                 is_kept = await self._use(store)
             except _DAMAGED as error:
@@ -152,7 +159,7 @@ class Replica:
                 log.exception("the replica of shard %d failed, it begins again", self._shard)
                 await self._pause(_RETRY_SECONDS)
             finally:
-                self._caught_up = False
+                self._caught_up = self._has_store = False
                 self._show(self._owner())
                 self._reads.end()
                 await (self._directory.close if is_kept else self._directory.discard)(store)
