@@ -326,7 +326,7 @@ class Replica:
                 self._suspect = owner
                 self.wake()
             else:
-                await asyncio.sleep(_TICK_SECONDS / 5)
+                await asyncio.sleep(_TICK_SECONDS / 10)
 
     # ------------------------------------------------------- taking over
 
