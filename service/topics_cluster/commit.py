@@ -21,7 +21,7 @@ class LogCommit(Commit):
     Nothing has to be asked for: every write goes into the next object, whatever its durability class. The uploader is
     woken at the end of the loop's turn, so that what other requests write in it shares the object.
 
-    Once the node has lost the shard nobody knows whether what waits is in the log: those calls go on waiting, to be
+    Once the node has lost the shard it can't tell whether what waits is in the log: those calls keep waiting, to be
     ended as when a server dies, and `abandon` fails what waits after that.
     """
 

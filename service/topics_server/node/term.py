@@ -36,7 +36,7 @@ from topics_service.storage.store import StoreLostError
 log: Final = logging.getLogger("topics.cluster")
 
 _SHORT_SECONDS: Final = 0.01  # for calls that have come, to write
-_DRAIN_SECONDS: Final = 0.1  # for long polls and streams, which have been told to end
+_DRAIN_SECONDS: Final = 0.1  # for long polls and streams, which end when the drain begins
 _CANCEL_SECONDS: Final = 5.0
 
 
@@ -159,8 +159,8 @@ class Term:
         return self.failure is None and not self._store.is_ahead
 
     async def abort(self) -> None:
-        """End at once, and write nothing any more; `release` has to follow. Calls are broken off: nobody knows whether
-        what they wrote is in the log."""
+        """End at once, and write nothing any more; `release` has to follow. Calls are broken off: what they wrote may
+        be in the log or not."""
         self._log_commit.lose(self.failure or LostShardError("the shard was given up"))
         await self._stop_background()
         self.core.api.drain()

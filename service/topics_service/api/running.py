@@ -21,7 +21,7 @@ class RunningCalls:
             task.add_done_callback(self.tasks.discard)
 
     def is_broken_off(self) -> bool:
-        """Return whether the current task, which was cancelled, is a call that was broken off; then it may go on."""
+        """Return whether the current task, which was cancelled, is a call that was broken off; it may then continue."""
         task = asyncio.current_task()
         return self.is_over and task is not None and not task.uncancel()
 
