@@ -3,6 +3,7 @@ ends them as when a server dies, and no client is told that nothing can be done.
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -39,7 +40,9 @@ class Losing:
         bucket.fate = self._fate
 
     def _fate(self, name: str) -> Fate:
-        return "held" if name == self._held and self.other.statistics.role == "following" else "made"
+        is_writer = threading.current_thread().name == "log-uploader"
+        is_held = is_writer and name == self._held and self.other.statistics.role != "owning"
+        return "held" if is_held else "made"
 
     async def lose(self) -> None:
         """Let the other node take the shard over, while the owner has a write under way; then let it know."""
