@@ -79,11 +79,12 @@ class KafkaServer(Listener):
             async with asyncio.timeout(drain_seconds):
                 await self.empty()
         except TimeoutError:
-            log.warning(
-                "closing %s that did not finish within %g s",
-                counted(len(self.connections), "Kafka connection"),
-                drain_seconds,
-            )
+            if drain_seconds:
+                log.warning(
+                    "closing %s that did not finish within %g s",
+                    counted(len(self.connections), "Kafka connection"),
+                    drain_seconds,
+                )
         finally:
             self.abort()
             if self._timer is not None:

@@ -10,7 +10,7 @@ from topics_cluster.store import ShardStore
 from topics_net import background
 from topics_service.api.scheduling.commit import Commit
 from topics_service.engine.engine import Engine
-from topics_service.storage.store import StoreError
+from topics_service.storage.store import StoreError, StoreLostError
 
 _SETTLE_SECONDS: Final = 10.0
 
@@ -20,6 +20,9 @@ class LogCommit(Commit):
 
     Nothing has to be asked for: every write goes into the next object, whatever its durability class. The uploader is
     woken at the end of the loop's turn, so that what other requests write in it shares the object.
+
+    Once the node has lost the shard it can't tell whether what waits is in the log: those calls keep waiting, to be
+    ended as when a server dies, and `abandon` fails what waits after that.
     """
 
     def __init__(
@@ -37,18 +40,19 @@ class LogCommit(Commit):
         self._is_waking = False
         self._is_posted = False
         self._acknowledged = self._uploader.position.ticket
+        self._lost: asyncio.Future[BaseException] = self._loop.create_future()
         store.on_written = self._wake_later
         self._uploader.on_acknowledged = self._note
-        self._uploader.on_failed = lambda error: self.post(self.abandon, error)
+        self._uploader.on_failed = lambda error: self.post(self.lose, error)
         if self._uploader.failure is not None:
-            self.abandon(self._uploader.failure)
+            self.lose(self._uploader.failure)
 
     @classmethod
     def for_engine(
         cls, engine: Engine, store: ShardStore, on_failed: Callable[[BaseException], None] = lambda _error: None
     ) -> "LogCommit":
         """The commit of the engine's writes. `on_failed` is called on the loop when the node has lost the shard, once
-        the engine refuses writes, and before calls that wait have failed."""
+        the engine refuses writes."""
 
         def fail(error: BaseException) -> None:
             engine.sync_failed(error)
@@ -64,17 +68,19 @@ class LogCommit(Commit):
         """See Commit: all writes are on their way."""
 
     async def settle(self, ticket: int) -> None:
-        """See Commit. Gives up after 10 s without an answer of the object store: nothing is acknowledged any more."""
-        try:
-            async with asyncio.timeout(_SETTLE_SECONDS):
-                await self.wait(ticket)
-        except TimeoutError:
-            self.abandon(StoreError("the object store does not answer"))
+        """See Commit. Returns when the shard is lost too, and gives it up after 10 s without an answer."""
+        waiting = background.start(self.wait(ticket))
+        await asyncio.wait((waiting, self._lost), timeout=_SETTLE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            waiting.result()
+            return
+        waiting.cancel()
+        self.lose(StoreLostError("the object store does not answer"))
 
     def stop(self) -> None:
-        """See Commit. Gives up after 10 s without an answer of the object store."""
+        """See Commit: what is in the object store need not be on the disk. Gives up after 10 s without an answer."""
         with contextlib.suppress(StoreError):
-            self._store.sync()
+            self._store.upload()
 
     def _wake_later(self) -> None:
         if self._is_waking:
@@ -99,12 +105,17 @@ class LogCommit(Commit):
     def _publish_acknowledged(self, _: object) -> None:
         self._is_posted = False
         upto = self._store.durable(self._acknowledged)
-        if upto > self._published and self._failure is None:
+        if upto > self._published and not self._lost.done():
             self.statistics.group.observe(upto - self._published)
             self.publish(upto)
         self.on_published()
 
-    def abandon(self, error: BaseException) -> None:
-        """Fail every call that waits, now and later, unless that has happened."""
-        if self._failure is None:
-            self.fail(error)
+    def lose(self, error: BaseException) -> None:
+        """Note that the node has lost the shard: nothing is acknowledged any more."""
+        if not self._lost.done():
+            self._lost.set_result(error)
+            self._on_failed(error)
+
+    def abandon(self) -> None:
+        """Fail everything that waits, now and later, after `lose`."""
+        self.refuse(self._lost.result())

@@ -19,7 +19,7 @@ NOT_OWNER: Final = "x-topics-not-owner"
 NOT_OWNER_BYTES: Final = NOT_OWNER.encode()
 
 _FIRST_PAUSE: Final = 0.01
-_LONGEST_PAUSE: Final = 0.25
+_LONGEST_PAUSE: Final = 0.1
 
 
 class OwnerSearch:
@@ -39,7 +39,7 @@ class OwnerSearch:
 
     async def next(self) -> Addresses:
         """The address to try next: another owner than before at once, the same one after a pause that grows to a
-        quarter of a second.
+        tenth of a second.
 
         Raises `not_ready` when the time is over.
         """

@@ -15,7 +15,7 @@ from topics_service.engine.stored_catalog import Change, StoredCatalog
 from topics_service.storage import keys, segments
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.rocks_batch import RocksBatch
-from topics_service.storage.store import Family, StoreError, StoreStalledError, WriteBatch
+from topics_service.storage.store import Family, StoreError, StoreLostError, StoreStalledError, WriteBatch
 from topics_service.storage.wal.batches import MOMENT_KEY
 
 MAX_UNACKNOWLEDGED_BYTES: Final = 64 << 20
@@ -172,11 +172,11 @@ class ShardStore(RocksStore):
         return batch
 
     def write(self, batch: WriteBatch) -> None:
-        """See Store. Raises FencedError when another node owns the shard, and StoreError for a follower."""
+        """See Store. Raises StoreLostError when another node owns the shard, and for a follower."""
         uploader = self._uploader
         if uploader is None:
             if not self._is_opening:  # when the row of the format is written, which is no part of the log
-                raise StoreError("this node does not own the shard")
+                raise StoreLostError("this node does not own the shard")
             super().write(batch)
             return
         if uploader.failure is not None:
@@ -255,6 +255,10 @@ class ShardStore(RocksStore):
         """See Store. An owner also waits until all is in the object store. Raises StoreError after 10 s, when the
         uploader is stopped, and when another node owns the shard."""
         super().sync()
+        self.upload()
+
+    def upload(self) -> None:
+        """Wait until all of an owner is in the object store. Blocks; raises as `sync`."""
         if self._uploader is not None:
             self._uploader.wait(self.ticket, _SYNC_SECONDS)
 

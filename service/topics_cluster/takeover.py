@@ -9,7 +9,7 @@ from topics_cluster import formats, objects
 from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.follower import BehindCheckpointError, Follower, Newest, no_checkpoint
 from topics_cluster.log import MAX_WINDOW, Position, Tail
-from topics_cluster.objects import NONCE_BYTES, Kind
+from topics_cluster.objects import NONCE_BYTES, Kind, LogObject
 from topics_cluster.store import ShardStore
 
 log = logging.getLogger("topics.cluster")
@@ -68,24 +68,25 @@ async def take_over(
     *,
     newest: Newest = no_checkpoint,
     least_epoch: int = 0,
+    last: LogObject | None = None,
 ) -> Ownership:
     """Read the log to its end, fence it there and own the shard. Cancelling may leave a fence, which does no harm.
 
     A fence with `nonce` that a former owner has put for this node counts as its own. `least_epoch` is the epoch that
-    the shard is known to have had.
+    the shard is known to have had; `last` the object that the store has read last, which may be that fence.
 
     Waits while the bucket is away. Raises BehindCheckpointError (restore the store, and try again), TakeoverError,
     FormatError, StoreError, and those of `Tail.read`.
     """
     follower = Follower(bucket, store, shard, newest)
+    follower.last = last
     attempted = is_ahead = False  # the latter: of a fence that an owner will meet who is faster at the log's end
     while True:
         try:
             began = store.position.epoch
             await follower.catch_up()
             tail = follower.tail
-            last = follower.last.header if follower.last is not None else None
-            if last is not None and last.kind is Kind.FENCE and last.nonce == nonce:
+            if follower.last is not None and is_fence_of(follower.last, nonce):
                 await _check_checkpoint(newest, tail)
                 return Ownership(shard, tail.position, nonce, await formats.for_owner(bucket))
             if attempted and tail.position.epoch > began:
@@ -103,6 +104,11 @@ async def take_over(
         except BucketError as error:
             log.warning("can't take over shard %d, trying again: %s", shard, error)
             await asyncio.sleep(_RETRY_SECONDS)
+
+
+def is_fence_of(found: LogObject, nonce: bytes) -> bool:
+    """Return whether an object is the fence of a takeover."""
+    return found.header.kind is Kind.FENCE and found.header.nonce == nonce
 
 
 async def hand_over(bucket: Bucket, store: ShardStore, shard: int, nonce: bytes) -> bool:

@@ -13,7 +13,7 @@ from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.log import Appender, Position, Put
 from topics_cluster.objects import Row
 from topics_service.statistics import Histogram
-from topics_service.storage.store import StoreError
+from topics_service.storage.store import StoreError, StoreLostError
 
 log = logging.getLogger("topics.cluster")
 
@@ -24,7 +24,7 @@ _SLOWEST_BYTES: Final = 1 << 20  # a second, of a store that is not taken for de
 _LATENCY_BOUNDS_US = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000, 5_000_000)
 
 
-class FencedError(StoreError):
+class FencedError(StoreLostError):
     """Another node owns the shard: what this one has not acknowledged is not in the log."""
 
 
@@ -112,12 +112,12 @@ class Uploader:
         raise StoreError(f"the log is not in the object store: {why}")
 
     def check(self) -> None:
-        """Raise FencedError when another node owns the shard, StoreError when uploads failed otherwise."""
+        """Raise FencedError when another node owns the shard, StoreLostError when uploads failed otherwise."""
         failure = self.failure
         if isinstance(failure, FencedError):
             raise FencedError(str(failure))
         if failure is not None:
-            raise StoreError(f"the log can't be written: {failure}") from failure
+            raise StoreLostError(f"the log can't be written: {failure}") from failure
 
     def stop(self) -> None:
         """End the thread at once: what is under way may or may not be made. Calls of `wait` fail."""

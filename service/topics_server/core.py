@@ -156,9 +156,12 @@ class Core:
         """Make pending writes durable, end the threads, and close the engine. Call it when no calls are left."""
         with contextlib.suppress(TopicsError):
             await self._commit.settle(self.engine.writer.written)
-        await asyncio.to_thread(self._tombstones.stop)
-        await asyncio.to_thread(self._segments.stop)
-        await asyncio.to_thread(self._reclaim.stop)
+        await self.stop_upkeep()
         with contextlib.suppress(StoreError):
             self.engine.close()
         await asyncio.to_thread(self._commit.stop)
+
+    async def stop_upkeep(self) -> None:
+        """End the upkeep of the database, which runs on threads."""
+        upkeep = (self._tombstones, self._segments, self._reclaim)
+        await asyncio.gather(*(asyncio.to_thread(each.stop) for each in upkeep))

@@ -70,7 +70,8 @@ class Calls:
             self._client = None
 
     def once(self, method: str, path: str, body: Any) -> dict[str, Any] | None:
-        """The answer; None if it is unclear whether anything was done. AssertionError for a refusal."""
+        """The answer; None if it is unclear whether anything was done, and for what may be tried again. AssertionError
+        for a refusal."""
         if self.avoided and self.base.endswith(self.avoided):
             self.next_node()
         if self._client is None:
@@ -80,7 +81,7 @@ class Calls:
         except httpx.TransportError:
             self.next_node()
             return None
-        if response.status_code >= 500 or response.status_code == 429:
+        if response.status_code in (429, 503):
             self.next_node()
             return None
         return ok(response, 200, 201)

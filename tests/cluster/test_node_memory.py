@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import ssl
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,51 +12,24 @@ import grpc
 import httpx
 import msgspec
 import pytest
+from cluster.world import SECRET, World, client
 
 from support.held_bucket import HeldBucket
 from support.tls_proxy import certificate
 from support.waiting import until
 from topics_cluster import identity, objects
 from topics_cluster.checkpoint import Maker
-from topics_cluster.memory import MemoryBucket, MemoryCoordinator, MemoryEntries
+from topics_cluster.coordinator import Addresses, Owner
+from topics_cluster.memory import MemoryBucket, MemoryEntries, MemorySession
+from topics_cluster.store import ShardStore
 from topics_cluster.trust import Secret, Signer
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
 from topics_server.errors import StartError
+from topics_server.node.directory import Directory
 from topics_server.node.links import read_secrets
 from topics_server.node.peers import METHOD, Notice, Peers, Standing
-from topics_server.node.server import NodeServer
+from topics_server.node.place import Place
 from topics_server.secret_files import SecretsError
-from topics_server.settings import Settings
-
-SECRET = "0123456789abcdef" * 4
-
-
-class World:
-    """The nodes, with the store and the coordinator that they share."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.bucket: MemoryBucket = MemoryBucket()
-        self.entries = MemoryEntries()
-        self.coordinators: dict[str, MemoryCoordinator] = {}
-        (folder / "secret").write_text(SECRET)
-
-    def node(self, name: str, **settings: Any) -> NodeServer:
-        coordinator = self.coordinators[name] = MemoryCoordinator(self.entries)
-        given = {
-            "data_dir": str(self.folder / name),
-            "port": 0,
-            "grpc_port": 0,
-            "cluster": "test",
-            "cluster_store": "s3://memory",
-            "cluster_node": name,
-            "cluster_secret_file": str(self.folder / "secret"),
-            "memory_bytes": 64 << 20,
-            "drain_seconds": 1,
-            "max_lag_ms": 0,
-            **settings,
-        }
-        return NodeServer(Settings(**given), connect=lambda _: (self.bucket, coordinator))
 
 
 @pytest.fixture
@@ -64,12 +37,6 @@ async def world(tmp_path: Path) -> World:
     world = World(tmp_path)
     await identity.create(world.bucket)
     return world
-
-
-@contextlib.asynccontextmanager
-async def client(node: NodeServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http_port}", timeout=20) as made:
-        yield made
 
 
 async def append(http: httpx.AsyncClient, text: str) -> int:
@@ -127,6 +94,72 @@ async def test_a_move_is_an_order_to_any_node(world: World) -> None:
         assert await texts(at_a) == ["one", "two"]
         await until(lambda: b.statistics.followers == 1)
         assert a.statistics.handovers == 1
+
+
+async def test_a_successor_does_not_wait_until_the_owner_has_given_up_its_claim(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up = asyncio.Event()
+    give_up = MemorySession.give_up
+
+    async def late(session: MemorySession, shard: int, mine: Owner) -> None:
+        await given_up.wait()
+        await give_up(session, shard, mine)
+
+    async with world.node("a") as a, world.node("b") as b, client(a) as at_a:
+        await append(at_a, "one")
+        await until(lambda: a.statistics.followers == 1)
+        monkeypatch.setattr(MemorySession, "give_up", late)
+        await world.coordinators["b"].want(0, "b")
+        await until(lambda: b.statistics.role == "owning")
+        assert (b.statistics.epoch, a.statistics.handovers) == (2, 0)
+        given_up.set()
+        assert await append(at_a, "two") == 2
+        await until(lambda: a.statistics.handovers == 1 and b.statistics.followers == 1)
+
+
+async def test_a_node_passes_calls_on_while_it_opens_its_database(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.node("a") as a, client(a) as at_a:
+        await append(at_a, "one")
+
+        tried = asyncio.Event()
+
+        async def slow(_: Directory) -> ShardStore:
+            await tried.wait()
+            raise OSError("it can't be opened")
+
+        monkeypatch.setattr(Directory, "open", slow)
+        b = world.node("b")
+        await asyncio.to_thread(b.open)
+        try:
+            await b.startup()
+            async with client(b) as at_b:
+                assert await append(at_b, "two") == 2
+        finally:
+            tried.set()
+            await b.shutdown()
+            b.close()
+
+
+async def test_a_call_waits_at_a_node_that_is_about_to_own_the_shard() -> None:
+    place, addresses = Place(), Addresses(http="a:1", grpc="a:2")
+    assert await place.arrived() is None, "it is not"
+    for end in ("here", "elsewhere"):
+        place.coming()
+        waiting = [asyncio.create_task(place.arrived()) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting.pop().cancel()
+        assert not waiting[0].done()
+        term: Any = object() if end == "here" else None
+        if term is not None:
+            place.here(term, addresses)
+        else:
+            place.elsewhere(addresses)
+        assert await waiting[0] is term
+        assert await place.arrived() is term
+        place.elsewhere(None)
 
 
 async def test_an_owner_that_etcd_can_not_reach_is_replaced_and_shows_nothing_old(world: World) -> None:

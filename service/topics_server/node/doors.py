@@ -64,15 +64,18 @@ class HttpDoor:
             await refuse(error, request, scope, send)
             return
         term = self._place.term
+        if term is None and not _is_probe(scope):
+            rest = await self._reads.answer(wanted, scope, receive, send)
+            if rest is None:
+                return
+            receive, term = rest, await self._place.arrived()
         if term is not None and (term.gate.is_open or await _is_owner(term)):
             await term.serve(scope, receive, positions.stating(send, term.position))
-        elif scope["type"] == "http" and scope["raw_path"] in _PROBES:
+        elif _is_probe(scope):
             await self._probes(scope, receive, send)
         else:
-            rest = await self._reads.answer(wanted, scope, receive, send)
-            if rest is not None:
-                self._statistics.forwarded["http"] += 1
-                await self._forwarder(scope, rest, send)
+            self._statistics.forwarded["http"] += 1
+            await self._forwarder(scope, receive, send)
 
 
 class GrpcDoor(grpc.aio.ServerInterceptor):
@@ -100,14 +103,15 @@ class GrpcDoor(grpc.aio.ServerInterceptor):
         term = self._place.term
         if method in _OWN_CALLS or (term is None and method in _PROBE_CALLS):
             return await self._own.find(handler_call_details)
+        if term is None:
+            local = await self._reads.find(handler_call_details)
+            if local is not None:
+                return local
+            term = await self._place.arrived()
         if term is not None and (term.gate.is_open or await _is_owner(term)):
-            term.enter()
             return positions.stating_handler(await term.calls.find(handler_call_details), term.position)
-        handler = await self._reads.find(handler_call_details)
-        if handler is None:
-            self._statistics.forwarded["grpc"] += 1
-            handler = self._forwarder.handler(method)
-        return handler
+        self._statistics.forwarded["grpc"] += 1
+        return self._forwarder.handler(method)
 
 
 class KafkaDoor:
@@ -146,12 +150,12 @@ class KafkaDoor:
         )
         await self._server.start()
 
-    async def pass_on(self) -> None:
-        """Pass connections on from now on; those that were served here end."""
+    async def pass_on(self, seconds: float = _KAFKA_DRAIN_SECONDS) -> None:
+        """Pass connections on from now on; those that were served here end, after what takes no longer."""
         sock = self._resources.kafka_socket
         if sock is None or self._passing is not None:
             return
-        await self._pause()
+        await self._pause(seconds)
         self._passing = self._splice(sock.dup())
         await self._passing.start()
 
@@ -168,6 +172,10 @@ class KafkaDoor:
             await server.stop(seconds)
         if passing is not None:
             await passing.stop()
+
+
+def _is_probe(scope: Scope) -> bool:
+    return scope["type"] == "http" and scope["raw_path"] in _PROBES
 
 
 def _gated(term: Term) -> Callable[[Make], Make]:

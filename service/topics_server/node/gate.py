@@ -12,6 +12,7 @@ from topics_cluster.objects import Kind
 from topics_cluster.uploader import Uploader
 from topics_net import background
 from topics_service.engine.errors import Reason, TopicsError
+from topics_service.storage.store import StoreLostError
 
 log: Final = logging.getLogger("topics.cluster")
 
@@ -20,7 +21,7 @@ MARGIN_SECONDS: Final = 0.2
 _PROBE_SECONDS: Final = 5.0
 
 
-class LostShardError(Exception):
+class LostShardError(StoreLostError):
     """Another node has fenced the log: this one owns the shard no longer."""
 
 
@@ -43,7 +44,7 @@ class ReadGate:
         self._uploader = uploader
         self._nonce = nonce
         self._clock = clock
-        self._is_doubted = False
+        self._is_doubted = self._is_lost = False
         self._next: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
 
@@ -56,11 +57,17 @@ class ReadGate:
         """Trust the lease no more, until a `look` that begins after this call."""
         self._is_doubted = True
 
+    def close(self) -> None:
+        """Let no call pass any more: the shard is known to be lost."""
+        self._is_doubted = self._is_lost = True
+
     async def look(self) -> None:
         """Return once a look into the bucket, begun after this call, has found no fence. Calls share looks.
 
         Raises LostShardError, and TopicsError `not_ready` while the bucket does not answer.
         """
+        if self._is_lost:
+            raise LostShardError("the shard was lost")
         if self._next is None:
             self._next = background.start(self._look_after(self._running))
             self._next.add_done_callback(_seen)  # all that wait for it may have been cancelled
@@ -69,7 +76,7 @@ class ReadGate:
     async def trust(self) -> None:
         """Look, and trust the lease again. Raises as `look`."""
         await self.look()
-        self._is_doubted = False
+        self._is_doubted = self._is_lost
 
     async def _look_after(self, running: "asyncio.Task[None] | None") -> None:
         if running is not None:

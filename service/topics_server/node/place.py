@@ -1,9 +1,11 @@
 """The place of the shard, as the doors of a node see it."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable
 
 from topics_cluster.coordinator import Addresses
+from topics_cluster.owner_search import HOLD_SECONDS
 from topics_server.node.term import Term
 
 
@@ -14,6 +16,7 @@ class Place:
         self.term: Term | None = None
         """The ownership of this node; doors serve requests from it."""
         self._owner: Addresses | None = None
+        self._coming: asyncio.Future[Term | None] | None = None
         self._found: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
 
     def owner(self) -> Addresses | Awaitable[Addresses]:
@@ -26,6 +29,18 @@ class Place:
         """True while there is an owner, as far as this node knows."""
         return self._owner is not None
 
+    def coming(self) -> None:
+        """Hold requests here, those of other nodes too, which may know of this owner already."""
+        self._coming = asyncio.get_running_loop().create_future()
+
+    async def arrived(self) -> Term | None:
+        """The ownership that is coming, once it is here; None if there is none, or it takes too long."""
+        if self.term is None and self._coming is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HOLD_SECONDS):
+                    return await asyncio.shield(self._coming)
+        return self.term
+
     def here(self, term: Term, addresses: Addresses) -> None:
         """Serve requests here; `addresses` are this node's."""
         self.term = term
@@ -37,6 +52,9 @@ class Place:
         self._set(owner)
 
     def _set(self, owner: Addresses | None) -> None:
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.set_result(self.term)
         self._owner = owner
         if owner is None:
             if self._found.done():

@@ -14,7 +14,7 @@ from topics_cluster.coordinator import Coordinator, CoordinatorError, Node, Owne
 from topics_cluster.follower import BehindCheckpointError, Follower
 from topics_cluster.formats import FormatError
 from topics_cluster.log import OutOfOrderError
-from topics_cluster.objects import DamagedObjectError, LaterFormatError
+from topics_cluster.objects import DamagedObjectError, LaterFormatError, LogObject
 from topics_cluster.store import ShardStore
 from topics_cluster.takeover import (
     BrokenLogError,
@@ -22,6 +22,7 @@ from topics_cluster.takeover import (
     StoreAheadError,
     TakeoverError,
     hand_over,
+    is_fence_of,
     new_nonce,
     take_over,
 )
@@ -45,6 +46,7 @@ _PATIENCE_SECONDS: Final = 1.0  # for a node that is preferred to this one
 _RECENT_SECONDS: Final = 1.5  # of what comes once a second
 _RETRY_SECONDS: Final = 1.0
 _STUCK_SECONDS: Final = 3.0  # of the oldest PUT, before a follower that reaches the store gets the shard
+_CLAIM_SECONDS: Final = 1.0  # for the claim of a node that was given the shard
 _SUCCESSOR_SECONDS: Final = 5.0
 
 _UNUSABLE: Final = (BehindCheckpointError, StoreAheadError, StoreError, TopicsError, OSError)
@@ -96,10 +98,12 @@ class Replica:
         self._wake = asyncio.Event()
         self._stopping = False
         self._nonce = new_nonce()
-        self._caught_up = False
+        self._caught_up = self._has_store = False
         self._heard = float("-inf")
+        self._read: LogObject | None = None
         self._suspect: Owner | None = None
         self._replaced: Owner | None = None
+        self._term: Term | None = None
         self._alone_since: float | None = None
         self._standing_changed = asyncio.Event()
         self._seen: Owner | None = None
@@ -110,6 +114,12 @@ class Replica:
     def is_ready(self) -> bool:
         """True for an owner that serves, and for a follower that is caught up."""
         return self._place.term is not None or self._caught_up
+
+    def heard(self) -> None:
+        """Look at a new view. Without a database calls are passed on all the same: to open one may take long."""
+        if not self._has_store:
+            self._show(self._owner())
+        self.wake()
 
     def wake(self) -> None:
         """Look at everything again: something has changed."""
@@ -130,6 +140,7 @@ class Replica:
                 await self._pause(_RETRY_SECONDS)
                 continue
             is_kept = False
+            self._has_store = True
             try:
                 is_kept = await self._use(store)
             except _DAMAGED as error:
@@ -149,7 +160,7 @@ class Replica:
                 log.exception("the replica of shard %d failed, it begins again", self._shard)
                 await self._pause(_RETRY_SECONDS)
             finally:
-                self._caught_up = False
+                self._caught_up = self._has_store = False
                 self._show(self._owner())
                 self._reads.end()
                 await (self._directory.close if is_kept else self._directory.discard)(store)
@@ -216,6 +227,8 @@ class Replica:
 
     def _may_claim(self, owner: Owner | None) -> bool:
         """Decide whether this node is to own the shard now."""
+        if self._is_given:
+            return True
         is_owned = owner is not None and owner.node != self._me.name and owner != self._suspect
         if is_owned or not self._views.view.revision:
             self._alone_since = None
@@ -234,7 +247,7 @@ class Replica:
     def _show(self, owner: Owner | None) -> None:
         """Tell the doors where the owner is."""
         if owner != self._seen:
-            if self._seen is not None and self._seen.node != self._me.name:
+            if self._seen is not None and self._is_dead(self._seen):
                 self._leaving = background.start(_quietly(self._leave(self._seen)))
             self._seen = owner
         is_there = owner is not None and owner.epoch and owner.node != self._me.name and owner != self._suspect
@@ -243,14 +256,18 @@ class Replica:
             self._statistics.epoch = max(self._statistics.epoch, owner.epoch)
         self._set_serving(self.is_ready)
 
+    def _is_dead(self, owner: Owner) -> bool:
+        """Return whether a former owner can't answer what is under way at it: its port refuses, or its lease ended."""
+        return owner.node != self._me.name and (owner == self._suspect or owner.node not in self._views.view.nodes)
+
     async def _run(self, follower: Follower, store: ShardStore) -> None:
         """Catch up, then follow."""
-        follower.on_applied = lambda found: self._applied(store, found.header.epoch)
+        follower.on_applied = lambda found: self._applied(store, found)
         while not self._caught_up:
             try:
                 await follower.catch_up()
                 await follower.check()
-                self._applied(store, store.position.epoch)
+                self._applied(store, follower.last)
                 self._caught_up = True
                 self.was_ready.set()
                 self._standing_changed.set()
@@ -264,10 +281,18 @@ class Replica:
         finally:
             self.wake()
 
-    def _applied(self, store: ShardStore, epoch: int) -> None:
+    def _applied(self, store: ShardStore, read: LogObject | None) -> None:
+        self._read = read
         self._statistics.number = store.position.number - 1
-        self._statistics.epoch = max(self._statistics.epoch, epoch)
+        self._statistics.epoch = max(self._statistics.epoch, store.position.epoch)
         self._reads.applied()
+        if self._is_given:
+            self.wake()
+
+    @property
+    def _is_given(self) -> bool:
+        """True if the former owner has ended the log with the fence of this node."""
+        return self._read is not None and is_fence_of(self._read, self._nonce)
 
     async def _link(self, follower: Follower, store: ShardStore) -> None:
         """Hear from the owner what is durable. When that ends, see whether its process is dead."""
@@ -302,7 +327,7 @@ class Replica:
                 self._suspect = owner
                 self.wake()
             else:
-                await asyncio.sleep(_TICK_SECONDS / 5)
+                await asyncio.sleep(_TICK_SECONDS / 10)
 
     # ------------------------------------------------------- taking over
 
@@ -318,6 +343,7 @@ class Replica:
                 self._nonce,
                 newest=self._directory.newest,
                 least_epoch=self._statistics.epoch,
+                last=self._read,
             )
         )
         contending.add_done_callback(lambda _: self.wake())
@@ -335,7 +361,7 @@ class Replica:
             contending.cancel()
             await asyncio.wait((contending,))
             self._nonce = new_nonce()
-            self._suspect = None
+            self._read = self._suspect = None
             if ownership is None:
                 await self._give_up(claim)
         return ownership
@@ -365,9 +391,11 @@ class Replica:
     async def _own(self, store: ShardStore, ownership: Ownership) -> bool:
         """Serve the shard until it is lost or handed over. Return whether all that is in the store is in the log."""
         owner = Owner(node=self._me.name, addresses=self._me.addresses, epoch=ownership.epoch)
-        term = self._make_term(store, ownership)
+        self._term = term = self._make_term(store, ownership)
         term.on_change = lambda: self._acknowledged(term)
         is_kept = False
+        self._place.coming()
+        announcing = background.start(self._announce(term, owner, is_first=True))
         try:
             await term.start(self._set_serving)
             await self._kafka.serve(term)
@@ -377,12 +405,14 @@ class Replica:
             self._statistics.epoch = ownership.epoch
             log.info("owning shard %d from %d on, in epoch %d", self._shard, ownership.position.number, ownership.epoch)
             self._acknowledged(term)
-            target = await self._serve(term, owner)
+            target = await self._serve(term, owner, announcing)
             if target is not None:
                 is_kept = await self._hand_over(term, store, owner, target)
         except LostShardError as error:
             log.warning("lost shard %d: %s", self._shard, error)
         finally:
+            announcing.cancel()
+            self._term = None
             self._place.elsewhere(None)
             self._followers.tell(None)
             self._seen = None
@@ -390,19 +420,22 @@ class Replica:
             if not is_kept:
                 self._caught_up = False
                 self._statistics.fenced += 1
-                await self._kafka.pass_on()
+                await self._kafka.pass_on(0.0)
                 await term.abort()
                 await self._give_up(owner)
+            await term.release()
             self._statistics.unacknowledged_bytes = self._statistics.followers = 0
         return is_kept
 
-    async def _serve(self, term: Term, owner: Owner) -> str | None:
-        """Serve until there is a node to hand the shard to; "" if there is none, and this one is stopped.
+    async def _serve(self, term: Term, owner: Owner, first: "asyncio.Task[bool]") -> str | None:
+        """Serve until there is a node to hand the shard to; "" if there is none, and this one is stopped. `first`
+        announces the owner.
 
         Raises LostShardError when the shard is lost, or when another node has to be given it.
         """
         is_announced = False
-        announcing: asyncio.Task[bool] | None = None
+        announcing: asyncio.Task[bool] | None = first
+        first.add_done_callback(lambda _: self.wake())
         try:
             while True:
                 self._measure(term)
@@ -471,17 +504,27 @@ class Replica:
         standing = self._followers.standings.get(target)
         self._place.elsewhere(None)
         self._set_serving(False)
-        is_kept, *_ = await asyncio.gather(term.finish(), self._kafka.pass_on(), self._prefer(target))
-        if not is_kept:
-            return False
-        if standing is not None:
+        preferring = background.start(self._prefer(target))
+        await asyncio.gather(term.drain(), self._kafka.pass_on())
+        is_kept = term.failure is None and await term.finish()
+        if is_kept and standing is not None:
             try:
-                await hand_over(self._bucket, store, self._shard, standing.nonce)
+                if await hand_over(self._bucket, store, self._shard, standing.nonce):
+                    self._followers.tell(Notice(epoch=owner.epoch, number=store.position.number))
             except BucketError as error:
                 log.warning("can't put the fence of %s, which will put one itself: %s", target, error)
-        await self._give_up(owner)
-        self._statistics.handovers += 1
-        return True
+            await self._until_replaced(owner)
+        await preferring
+        if is_kept:
+            await self._give_up(owner)
+            self._statistics.handovers += 1
+        return is_kept
+
+    async def _until_replaced(self, owner: Owner) -> None:
+        """Wait a while until the target has put its claim in the place of this node's."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLAIM_SECONDS):
+                await self._views.until(lambda view: view.owners.get(self._shard) != owner)
 
     async def _prefer(self, target: str) -> None:
         """Let others wait for the target."""
@@ -508,7 +551,7 @@ class Replica:
         self._statistics.number = position.number - 1
         if term.failure is not None:
             self.wake()
-        elif self._place.term is term:
+        elif self._term is term:
             self._followers.tell(Notice(epoch=position.epoch, number=position.number - 1))
 
     def _measure(self, term: Term) -> None:

@@ -309,7 +309,7 @@ class _Running:
             statistics=self.statistics,
         )
         self._tasks = [
-            background.start(self._views.follow(self._coordinator, replica.wake)),
+            background.start(self._views.follow(self._coordinator, replica.heard)),
             background.start(self._measure(session)),
         ]
         self._life = background.start(replica.run())

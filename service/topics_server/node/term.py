@@ -1,6 +1,7 @@
 """The time in which a node owns the shard: its core, and the calls that it serves."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -26,18 +27,22 @@ from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.cluster import ClusterApi
 from topics_service.api.grpc.admin_servicer import BulkReaders
 from topics_service.api.grpc.server import create_calls
+from topics_service.api.running import RunningCalls
 from topics_service.engine.clock import Clock
+from topics_service.engine.errors import TopicsError
 from topics_service.statistics import NodeStatistics
+from topics_service.storage.store import StoreLostError
 
 log: Final = logging.getLogger("topics.cluster")
 
-_SHORT_SECONDS: Final = 0.05  # for calls that end by themselves
-_DRAIN_SECONDS: Final = 1.0  # for long polls and streams, after the drain has begun
+_SHORT_SECONDS: Final = 0.01  # for calls that have come, to write
+_DRAIN_SECONDS: Final = 0.1  # for long polls and streams, which end when the drain begins
 _CANCEL_SECONDS: Final = 5.0
 
 
 class Term:
-    """One ownership. Begins with `start`; ends with `finish`, or with `abort` when the shard is lost."""
+    """One ownership. Begins with `start`. Ends with `drain` and `finish`, or with `abort` when the shard is lost; then
+    `release`."""
 
     def __init__(
         self,
@@ -55,12 +60,11 @@ class Term:
     ) -> None:
         """Begin to upload; `store` is that of the takeover."""
         self.ownership = ownership
-        self.is_over = False
-        """True once the shard is lost: what is cancelled then ends as when a server dies."""
         self.on_change: Callable[[], None] = lambda: None
         """Called on the loop when objects were acknowledged, or the shard was lost."""
         self.failure: BaseException | None = None
         self._store = store
+        self._running = RunningCalls()
         uploader = Uploader(
             bucket,
             ownership.shard,
@@ -82,11 +86,10 @@ class Term:
             checkpoints=self.core.checkpoints,
             cluster=cluster,
             observer=resources.traces.grpc,
+            running=self._running,
         )
         app = create_app(self.core.api, gateway_settings(resources.settings), authorizer.cancelling(), self.calls)
         self._app: ASGIApp = resources.traces.app(app)
-        self._has_ended = False
-        self._tasks: set[asyncio.Task[object]] = set()
         self._background: list[asyncio.Task[None]] = []
 
     def _commit(self, engine: "object") -> LogCommit:
@@ -98,9 +101,10 @@ class Term:
         self.on_change()
 
     def lose(self, error: BaseException) -> None:
-        """Note that the shard is lost; `on_change` follows."""
+        """Note that the shard is lost, and let no call begin any more; `on_change` follows."""
         if self.failure is None:
             self.failure = error
+            self.gate.close()
             self.on_change()
 
     async def start(self, set_serving: Callable[[bool], None]) -> None:
@@ -125,69 +129,68 @@ class Term:
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve an HTTP request or a WebSocket."""
-        task = asyncio.current_task()
+        task, tasks = asyncio.current_task(), self._running.tasks
         assert task is not None, "applications run in tasks"
-        self._tasks.add(task)
+        tasks.add(task)
         try:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:
-            if not self.is_over or task.uncancel():
+            if not self._running.is_broken_off():
                 raise
             raise BrokenOffError from None
         finally:
-            self._tasks.discard(task)
-
-    def enter(self) -> None:
-        """Note that the current task is a call."""
-        task = asyncio.current_task()
-        assert task is not None, "each call has its task"
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            tasks.discard(task)
 
     # --------------------------------------------------------------- end
 
+    async def drain(self) -> None:
+        """End calls in good order, when no new ones come, and close the engine: those that have written end with their
+        commit; those that wait for something with what they have; streams, for their clients to resume them elsewhere.
+        """
+        await self._running.ended(_SHORT_SECONDS)
+        await self._stop_background()
+        self.core.api.drain()
+        engine = self.core.engine
+        with contextlib.suppress(TopicsError):
+            engine.close_later()
+        engine.sync_failed(StoreLostError("the shard is handed over"))  # nothing may be written behind that
+        with contextlib.suppress(TopicsError):
+            await self._log_commit.settle(engine.writer.written)
+        await self._running.ended(_DRAIN_SECONDS)
+
     async def finish(self) -> bool:
-        """End calls in good order, close the engine and make all of it durable. No new calls may come.
+        """Break off calls that are left, and let the database go; `drain` comes before, and `release` after it.
 
         Return whether everything is in the log; it is not if the shard is lost meanwhile, or the bucket is away.
         """
-        await self._ended(_SHORT_SECONDS)
-        self.core.api.drain()
-        await self._ended(_DRAIN_SECONDS)
-        await self._cancel()
-        await self._end()
+        await self._break_off()
+        if self.failure is None and self._store.is_ahead:
+            await asyncio.to_thread(self._log_commit.stop)
+        self._store.disown()
         return self.failure is None and not self._store.is_ahead
 
     async def abort(self) -> None:
-        """End at once, if it has not ended: calls that wait are broken off, and nothing is written any more."""
-        if self._has_ended:
-            return
-        error = self.failure or LostShardError("the shard was given up")
-        self.lose(error)
-        self._log_commit.abandon(error)
-        await asyncio.to_thread(self.uploader.stop)  # else the core would wait for a bucket that is away
-        await self._cancel()
-        await self._end()
-
-    async def _end(self) -> None:
-        self._has_ended = True
-        for task in self._background:
-            task.cancel()
-        if self._background:
-            await asyncio.wait(self._background)
-        await self.core.stop()
+        """End at once, and write nothing any more; `release` has to follow. Calls are broken off: what they wrote may
+        be in the log or not."""
+        self._log_commit.lose(self.failure or LostShardError("the shard was given up"))
+        await self._stop_background()
+        self.core.api.drain()
+        await self._break_off()
+        self._log_commit.abandon()
         await asyncio.to_thread(self.uploader.stop)
         self._store.disown()
 
-    async def _ended(self, seconds: float) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
+    async def release(self) -> None:
+        """End the threads. Nothing that they do is in the log, so this can wait until another node owns the shard."""
+        await asyncio.gather(asyncio.to_thread(self.uploader.stop), self.core.stop_upkeep())
 
-    async def _cancel(self) -> None:
-        self.is_over = True
-        for task in self._tasks:
+    async def _break_off(self) -> None:
+        if not await self._running.break_off(_CANCEL_SECONDS):
+            log.error("%d calls do not end", len(self._running.tasks))
+
+    async def _stop_background(self) -> None:
+        tasks, self._background = self._background, []
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            _, left = await asyncio.wait(self._tasks, timeout=_CANCEL_SECONDS)
-            if left:
-                log.error("%d calls do not end", len(left))
+        if tasks:
+            await asyncio.wait(tasks)

@@ -202,10 +202,18 @@ class Engine:
         return writer.expiry_ticket if topic is None else max(log.expiry_ticket for log in topic.logs)
 
     def close(self) -> None:
-        """Mark the directory as cleanly closed (unless the server is read-only). The caller closes the store."""
-        if self.writer.failure is None and self.recovered == 1.0:
-            used = (topic for topic in self.catalog.each() if not topic.is_dormant)
-            recovery.close(self.writer, (log for topic in used for log in topic.logs))
+        """Mark the directory as cleanly closed, unless the server is read-only; durable on return."""
+        if self.close_later():
+            self.writer.store.sync()
+
+    def close_later(self) -> bool:
+        """As `close`, without waiting: it is closed once what is written now is durable, if nothing is written after
+        that. Return whether anything was written."""
+        if self.writer.failure is not None or self.recovered < 1.0:
+            return False
+        used = (topic for topic in self.catalog.each() if not topic.is_dormant)
+        recovery.close(self.writer, (log for topic in used for log in topic.logs))
+        return True
 
     def ready(self) -> ReadyState:
         """Return the readiness: whether the engine takes work, and the reason if not."""

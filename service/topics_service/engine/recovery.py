@@ -116,7 +116,7 @@ def groups(
 
 
 def close(writer: Writer, logs: Iterable[Log]) -> None:
-    """Write state that is only in memory and mark the directory as closed; durable on return."""
+    """Write state that is only in memory and mark the directory as closed."""
     batch = writer.begin()
     for log in logs:
         s = copy(log.state)
@@ -126,7 +126,6 @@ def close(writer: Writer, logs: Iterable[Log]) -> None:
             batch.put(Family.CEILINGS, keys.u64(log.log_id), Ceiling(s.head, writer.life).encode())
     batch.put(Family.META, _BOOT_KEY, _CLEAN)
     writer.commit(batch)
-    writer.store.sync()
 
 
 def lose(s: Snapshot, blocks: LogBlocks, log_id: int, start: int, ceiling: int, batch: WriteBatch) -> None:

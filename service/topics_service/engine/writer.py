@@ -7,7 +7,7 @@ from typing import Any
 from weakref import WeakSet
 
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.storage.store import Store, StoreError, StoreStalledError, WriteBatch
+from topics_service.storage.store import Store, StoreError, StoreLostError, StoreStalledError, WriteBatch
 
 Span = Callable[[str, dict[str, Any]], AbstractContextManager[object]]
 """Returns the context manager of a traced step, by its name and attributes; the step may add to the latter."""
@@ -49,19 +49,20 @@ class Writer:
         self._promotions: dict[int, Callable[[int], bool]] = {}
 
     def check(self) -> None:
-        """Raise `internal` when the server is read-only."""
+        """Raise `internal` when the server is read-only, `not_ready` when another one has the data."""
         if self.failure is not None:
             raise self._read_only()
 
     def begin(self) -> WriteBatch:
-        """Return a batch to fill and pass to `commit`. Raises `internal` when the server is read-only."""
+        """Return a batch to fill and pass to `commit`. Raises as `check`."""
         self.check()
         return self.store.batch()
 
     def commit(self, batch: WriteBatch) -> int:
         """Write the batch ahead and return its ticket.
 
-        Raises `throttled` when the store stalls (nothing was written) and `internal` when it fails.
+        Raises `throttled` when the store stalls, and `not_ready` when another server has the data (nothing was written
+        in both cases); `internal` when the store fails.
         """
         nbytes = batch.nbytes
         try:
@@ -77,7 +78,8 @@ class Writer:
             ) from error
         except StoreError as error:
             self.fail(error)
-            self.on_write_failed(error)
+            if not isinstance(error, StoreLostError):
+                self.on_write_failed(error)
             raise self._read_only() from error
         self.written += 1
         self.statistics.batches += 1
@@ -107,6 +109,8 @@ class Writer:
                 promote(self.synced)  # readers that wait for a loss to become durable
 
     def _read_only(self) -> TopicsError:
+        if isinstance(self.failure, StoreLostError):
+            return TopicsError(Reason.NOT_READY, "another server has the data now")
         file = self.failure.file if isinstance(self.failure, StoreError) else None
         which = "" if file is None else f": the file {file} is damaged"
         return TopicsError(

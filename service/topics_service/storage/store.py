@@ -44,6 +44,10 @@ class StoreError(Exception):
         self.file = file
 
 
+class StoreLostError(StoreError):
+    """The data belongs to another process now. What this one wrote last may or may not be there."""
+
+
 class StoreStalledError(Exception):
     """The store can't take writes right now; nothing was written, a retry later helps."""
 

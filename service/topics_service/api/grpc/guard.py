@@ -22,6 +22,7 @@ from topics_service.api.grpc.status import failure
 from topics_service.api.memory_wait import wait_for
 from topics_service.api.observers import NO_OBSERVERS, Observers
 from topics_service.api.request_context import RequestContext
+from topics_service.api.running import RunningCalls
 from topics_service.engine.errors import Reason, TopicsError, invalid
 
 log = logging.getLogger("topics.grpc")
@@ -45,9 +46,10 @@ def caller() -> Principal:
 class _CallContext:
     """One call's way in, past no authorizer."""
 
-    def __init__(self, method: str, refusals: Refusals) -> None:
+    def __init__(self, method: str, refusals: Refusals, running: RunningCalls | None = None) -> None:
         self.method = method
         self.refusals = refusals
+        self._running = running
 
     def slot(self) -> AbstractContextManager[RevocableCall | None]:
         """Return the context manager in which the call runs."""
@@ -60,6 +62,16 @@ class _CallContext:
     def parsed(self, data: bytes, parse: Callable[[bytes], Any]) -> Any:
         """Parse the newest message, which replaces the previous one."""
         return _parsed(data, parse)
+
+    def enter(self) -> None:
+        """Note that the call runs: from now on it can be broken off."""
+        if self._running is not None:
+            self._running.enter()
+
+    async def cancelled(self, context: Context) -> None:
+        """End a call that was broken off. Without a status, its client would wait for its deadline."""
+        if self._running is not None and self._running.is_broken_off():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server broke the call off")
 
     def leave(self) -> None:
         """Release the resources of the call. Idempotent."""
@@ -75,9 +87,10 @@ class _AuthorizedCallContext(_CallContext):
         principal: Principal,
         refusals: Refusals,
         observers: Observers,
+        running: RunningCalls | None,
     ) -> None:
         """Raises `throttled` when the caller has too many calls."""
-        super().__init__(method, refusals)
+        super().__init__(method, refusals, running)
         self._authorizer = authorizer
         self._observers = observers
         self._rpc = _rpc_of(method)
@@ -170,16 +183,22 @@ class Guard(grpc.aio.ServerInterceptor):
 
     A TopicsError has its own status; any other exception is INTERNAL, logged once and not disclosed. A request that
     can't be parsed is INVALID_ARGUMENT. A method without an implementation is UNIMPLEMENTED, without a log entry.
-    Cancellation is passed on: swallowing it would leak the call. Health and reflection, which are not in topics.v1,
-    need no authorization. Handlers must be coroutine functions or async generators; their replies may already be
-    serialized.
+    Cancellation is passed on, since swallowing it would leak the call, unless the call was broken off. Health and
+    reflection, which are not in topics.v1, need no authorization. Handlers must be coroutine functions or async
+    generators; their replies may already be serialized.
     """
 
     def __init__(
-        self, authorizer: Authorizer, refusals: Refusals | None = None, observers: Observers = NO_OBSERVERS
+        self,
+        authorizer: Authorizer,
+        refusals: Refusals | None = None,
+        observers: Observers = NO_OBSERVERS,
+        running: RunningCalls | None = None,
     ) -> None:
-        """`refusals` counts the calls refused for a limit of their key."""
+        """`refusals` counts the calls refused for a limit of their key; `running` gets those that may be broken off,
+        which are UNAVAILABLE then."""
         self._authorizer = authorizer
+        self._running = running
         self._observers = observers
         self._refusals: Refusals = Counter() if refusals is None else refusals
 
@@ -205,7 +224,9 @@ class Guard(grpc.aio.ServerInterceptor):
             return _refused(_CallContext(method, self._refusals), error)
 
     def _authorized(self, method: str, principal: Principal) -> _AuthorizedCallContext:
-        return _AuthorizedCallContext(self._authorizer, method, principal, self._refusals, self._observers)
+        return _AuthorizedCallContext(
+            self._authorizer, method, principal, self._refusals, self._observers, self._running
+        )
 
     def _verified(
         self, handler: "grpc.RpcMethodHandler[Any, Any]", method: str, unverified: UnverifiedPasswordError
@@ -315,6 +336,7 @@ def _unary(
 ) -> Callable[[Any, Context], Awaitable[Any]]:
     async def call(request: Any, context: Context) -> Any:
         try:
+            call_context.enter()
             with call_context.slot():
                 if type(request) is _Large:
                     request = await request.message()
@@ -323,6 +345,9 @@ def _unary(
                 del request  # only the handler keeps it, as it may be large
                 return await answer
         except _OVER:
+            raise
+        except asyncio.CancelledError:
+            await call_context.cancelled(context)
             raise
         except Exception as error:
             await _abort(context, call_context, error)
@@ -337,6 +362,7 @@ def _stream(
 ) -> Callable[[Any, Context], Any]:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
+            call_context.enter()
             with call_context.slot() as running:
                 if type(request) is _Large:
                     request = await request.message()
@@ -350,6 +376,9 @@ def _stream(
                         yield reply
                         running.end_sending()
         except _OVER:
+            raise
+        except asyncio.CancelledError:
+            await call_context.cancelled(context)
             raise
         except Exception as error:
             await _abort(context, call_context, error)

@@ -39,6 +39,7 @@ from topics_service.api.grpc.router_servicer import RouterServicer
 from topics_service.api.grpc.sql_servicer import SqlServicer
 from topics_service.api.grpc.topics_servicer import TopicsServicer
 from topics_service.api.grpc.watch_servicer import WatchServicer
+from topics_service.api.running import RunningCalls
 from topics_service.api.topics import TopicsApi
 
 log = logging.getLogger("topics.grpc")
@@ -126,11 +127,12 @@ def create_calls(
     checkpoints: Checkpoints | None = None,
     cluster: ClusterApi | None = None,
     observer: CallObserver | None = None,
+    running: RunningCalls | None = None,
 ) -> Calls:
     """The services on `api`, behind the interceptors that count, observe and authorize each call.
 
     Authentication is disabled without `authorizer`. `bulk_readers` are the answer of ListBulkReaders; `observer`
-    observes every call.
+    observes every call, and `running` can break them off.
     """
     made = Services()
     services: Any = made
@@ -143,7 +145,7 @@ def create_calls(
     if api.sql is not None:
         sql_service_pb2_grpc.add_SqlServiceServicer_to_server(SqlServicer(api.sql), services)
     WatchServicer(api).register(services)
-    guard = Guard(authorizer or Authorizer(), api.metrics.refusals, api.observers)
+    guard = Guard(authorizer or Authorizer(), api.metrics.refusals, api.observers, running)
     return Calls(made, (CallMeter(api.metrics.grpc, observer), guard))
 
 

@@ -15,6 +15,7 @@ from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.writer import Span
 from topics_service.statistics import Histogram
+from topics_service.storage.store import StoreLostError
 
 log = logging.getLogger("topics.commit")
 
@@ -65,7 +66,8 @@ class Commit(ABC):
     async def wait(self, ticket: int) -> None:
         """Return once `ticket` is durable and visible. Cancelling the wait does not undo the write.
 
-        Raises TopicsError `internal` when that failed: the write may or may not survive, it is not acknowledged.
+        Raises TopicsError when that failed, `internal` or, if another server has the data now, `not_ready`: the write
+        may or may not survive, it is not acknowledged.
         """
         if ticket <= self._published:
             return
@@ -76,7 +78,7 @@ class Commit(ABC):
             if ticket > self._wanted:
                 self.want(ticket)
         else:
-            waiter.set_exception(_failed())
+            waiter.set_exception(_failed(self._failure))
         if self.span is None:
             await waiter
         else:
@@ -102,11 +104,15 @@ class Commit(ABC):
 
     def fail(self, error: BaseException) -> None:
         """Note that nothing becomes durable any more, and fail every waiter."""
-        self._failure = error
         self._on_failed(error)
+        self.refuse(error)
+
+    def refuse(self, error: BaseException) -> None:
+        """Fail every waiter, and those that come."""
+        self._failure = error
         for _, waiter in self._waiters:
             if not waiter.done():
-                waiter.set_exception(_failed())
+                waiter.set_exception(_failed(error))
         self._waiters = []
         self._count_waiters()
 
@@ -200,5 +206,7 @@ class GroupCommit(Commit):
             self.post(self.publish, upto)
 
 
-def _failed() -> TopicsError:
+def _failed(error: BaseException) -> TopicsError:
+    if isinstance(error, StoreLostError):
+        return TopicsError(Reason.NOT_READY, "another server has the data now: the write may be there or not")
     return TopicsError(Reason.INTERNAL, "the write could not be made durable; the server's log says why")
