@@ -101,7 +101,7 @@ class ShardStore(RocksStore):
         self.engine: Numbering = _NO_ENGINE
         """The engine's writer, whose own tickets begin at 1 in each life."""
         self.catalog: StoredCatalog | None = None
-        """What a follower keeps ready for a takeover: `apply` tells it of each change."""
+        """The catalog that a follower keeps ready for a takeover: `apply` tells it of each change."""
         self.on_written: Callable[[], None] = lambda: None
         """Called after each write of an owner; `uploader.wake` has to follow."""
         self._offset = -1

@@ -1,5 +1,4 @@
-"""The catalog that a follower keeps ready for a takeover: the engine decodes only what has changed, and writes no row
-for a topic."""
+"""The catalog that a follower keeps: a takeover decodes what has changed alone, and writes no row for a topic."""
 
 import asyncio
 import time

@@ -4,10 +4,11 @@ import pytest
 from engine_support import CrashStore, World, gap
 
 from topics_service.engine import lives
+from topics_service.engine.errors import TopicsError
 from topics_service.engine.lives import Ceiling, Lives, decode_ceiling
 from topics_service.engine.model import ConfigInput
 from topics_service.storage import keys
-from topics_service.storage.store import Family, StoreOpenError
+from topics_service.storage.store import Family, StoreOpenError, StoreStalledError
 
 LOST = (2, 9, "cap")
 """What is lost of a topic with one record, whose ceiling is 9."""
@@ -43,7 +44,7 @@ def test_a_loss_is_told_after_any_end_and_only_once(cut: World) -> None:
     assert cut.append(b"2", topic="a").first_seq == 10
     for end in (cut.kill, cut.restart, cut.kill):
         end()
-        assert (lost(cut), cut.seqs("a")) == (LOST, [1, 10])
+        assert (lost(cut), cut.seqs("a"), cut.state("a").head_seq) == (LOST, [1, 10], 10)
     assert lost(cut, "b") == LOST
 
 
@@ -61,9 +62,13 @@ def test_each_write_of_the_state_tells_the_loss(cut: World) -> None:
 def test_a_write_that_fails_leaves_the_loss_to_the_next(cut: World, monkeypatch: pytest.MonkeyPatch) -> None:
     log = cut.engine.catalog.topics["a"].log
     assert log.owed
+
+    def fail(_: object) -> None:
+        raise StoreStalledError
+
     with monkeypatch.context() as patched:
-        patched.setattr(cut.store, "write", lambda batch: (_ for _ in ()).throw(RuntimeError()))
-        with pytest.raises(RuntimeError):
+        patched.setattr(cut.store, "write", fail)
+        with pytest.raises(TopicsError):
             cut.append(b"2", topic="a")
     assert log.owed
     cut.append(b"2", topic="a")

@@ -49,8 +49,8 @@ decode_config = msgspec.msgpack.Decoder(TopicConfig).decode
 class StoredCatalog:
     """All topics of a store, dormant, with their counts and totals.
 
-    `advance` reads the store in slices. Rows that are written to the store meanwhile or later are told to `changed`,
-    in their order, and taken over by the next calls of `advance`. `changed` may be called on another thread.
+    `advance` reads the store in slices. `changed` gets the rows that are written to the store meanwhile or later, in
+    their order, on any thread; the next calls of `advance` take them over.
     """
 
     def __init__(self, store: Reader) -> None:
@@ -131,7 +131,7 @@ class StoredCatalog:
             yield
 
     def _slices(self, family: Family, count: int) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yield the rows of a family, so many at a time, each slice as it is when it is asked for."""
+        """Yield the rows of a family, up to `count` at a time, each slice as it is when it is asked for."""
         start = b""
         while rows := list(islice(self._store.scan(family, start, b"\xff" * 16), count)):
             self.rows += len(rows)
@@ -209,9 +209,8 @@ class StoredCatalog:
     def _forget(self, number: int) -> Topic | None:
         topic = self.by_number.pop(number, None)
         if topic is not None:
-            for names in (self._unsorted, self.topics):
-                if names.get(topic.name) is topic:
-                    del names[topic.name]
+            self._unsorted.pop(topic.name, None)
+            self.topics.pop(topic.name, None)
             self.by_id.pop(topic.topic_id, None)
             self.counts.remove(topic.config)
             self.partitions -= topic.partition_count

@@ -172,7 +172,7 @@ class StoredLogs:
 
 
 def read_state(store: Reader, log_id: int, durability: Durability) -> Snapshot:
-    """The state of one log as it is in a store that nobody writes to, as `StoredLogs.open` finds it.
+    """The state of one log as `StoredLogs.open` finds it; the store doesn't change meanwhile.
 
     Raises ValueError and struct.error for rows that are damaged or missing, StoreOpenError for the count of ends.
     """
