@@ -99,6 +99,15 @@ def test_records_in_memory_are_lost_with_the_process(small_steps: None) -> None:
     assert world.append(b"2", topic="a").first_seq == 10
 
 
+def test_an_end_before_another_class_takes_nothing_by_its_rule(small_steps: None) -> None:
+    world = World(CrashStore())
+    world.append(b"1", topic="a")
+    world.kill()
+    world.put("a", durability="ephemeral")
+    world.restart()
+    assert (world.state("a").head_seq, world.seqs("a")) == (1, [1])
+
+
 def test_a_ceiling_of_an_earlier_version_is_read() -> None:
     assert decode_ceiling(keys.u64(7)) == Ceiling(7, 0)
     assert decode_ceiling(Ceiling(7, 3).encode()) == Ceiling(7, 3)

@@ -604,6 +604,8 @@ class Engine:
                 if s.volatile_from and resolved.durability != "ephemeral":
                     log.materialize(tx.batch, s)
                     moved.append(log)
+                if resolved.durability != topic.config.durability:
+                    log.renew_ceiling(tx.batch)
                 log.stage(tx, s, resolved, hold=True)
             self.queues.stage_config(tx, topic, resolved)
             if count > len(topic.logs):

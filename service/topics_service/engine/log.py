@@ -339,6 +339,11 @@ class Log:
         for number in s.deletes.numbers():
             disk.put(Family.DELETES, keys.pair(self.log_id, number), s.deletes.encode(number))
 
+    def renew_ceiling(self, disk: WriteBatch) -> None:
+        """Add the ceiling as one of this life: what earlier ends took by the rule of another class is in the state."""
+        if self._reserved:
+            disk.put(Family.CEILINGS, keys.u64(self.log_id), Ceiling(self._reserved, self._writer.life).encode())
+
     def dematerialize(self) -> None:
         """Drop the rows in memory, once they are on disk or the log is deleted."""
         batch = self._memory.batch()
