@@ -48,6 +48,8 @@ async def test_names_are_listed_in_order_with_their_sizes(bucket: Bucket) -> Non
     assert [entry.name for entry in await bucket.list("s0/log/", log[1])] == log[2:]
     assert [entry.name for entry in await bucket.list("s0/log/", log[1] + "0")] == log[2:]
     assert [entry.name for entry in await bucket.list("s0/log/0000000000000000001")] == log[1:3]
+    assert [entry.name for entry in await bucket.list("s0/log/", before=log[2])] == log[:2]
+    assert [entry.name for entry in await bucket.list("s0/log/", log[0], log[3])] == log[1:3]
     assert [entry.name for entry in await bucket.list("")] == sorted(names)
     assert await bucket.list("s1/") == []
     entries = await bucket.list("s0/log/")

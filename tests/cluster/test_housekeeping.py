@@ -110,5 +110,22 @@ async def test_an_owner_and_its_follower_make_checkpoints_that_the_log_continues
                 assert rows(restored.store) == rows(owner.store)
 
 
+async def test_what_is_collected_afterwards_is_behind_the_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows: list[float] = []
+
+    async def note(_bucket: MemoryBucket, _shard: int, _nonce: str, window_seconds: float) -> None:
+        windows.append(window_seconds)
+
+    monkeypatch.setattr("topics_cluster.housekeeping.collect", note)
+    bucket = MemoryBucket()
+    with Member(bucket, tmp_path / "owner") as owner:
+        await owner.own()
+        owner.put(b"a", b"1")
+        await Housekeeper(bucket, SHARD, tmp_path / "copies", "a", log_seconds=7200).make(owner.store)
+    assert windows == [7200]
+
+
 async def catch_up(member: Member) -> None:
     await Follower(member.bucket, member.store, SHARD).catch_up()
