@@ -60,7 +60,7 @@ class Follower:
         self._newest = newest
         self._tail = Tail(shard, store.position, store.ticket)
         self.reached = float("-inf")
-        """The time at which the end of the log was read last, by the loop's clock."""
+        """The time at which the bucket answered last, by the loop's clock."""
         self._noticed = 0
         self._notice = asyncio.Event()
 
@@ -126,6 +126,7 @@ class Follower:
         tail, count = self.tail, 0
         async with aclosing(contents(self._bucket, tail, _MOST_GETS, lambda: self.behind)) as found:
             async for data in found:
+                self.reached = asyncio.get_running_loop().time()
                 await self._take(tail, data)
                 count += 1
         self.reached = asyncio.get_running_loop().time()

@@ -11,7 +11,16 @@ import grpc
 
 from topics_cluster.calls import find_call
 from topics_cluster.forwarded import ForwardedContext
-from topics_cluster.owner_search import HOLD_SECONDS, NOT_OWNER, OwnerSearch, OwnerSource, no_owner, not_owner
+from topics_cluster.owner_search import (
+    DISTRUSTED,
+    HOLD_SECONDS,
+    NOT_OWNER,
+    DistrustedError,
+    OwnerSearch,
+    OwnerSource,
+    no_owner,
+    not_owner,
+)
 from topics_cluster.trust import HEADER, Origin, Signer
 from topics_net import background
 from topics_service.api.grpc.handlers import Context, Handler
@@ -61,12 +70,15 @@ class GrpcForwarder:
         *,
         credentials: Callable[[], grpc.ChannelCredentials | None] = lambda: None,
         hold_seconds: float = HOLD_SECONDS,
+        on_refused: Callable[[str], None] = lambda _cause: None,
     ) -> None:
-        """`credentials` returns those of each new channel; None is no TLS."""
+        """`credentials` returns those of each new channel; None is no TLS. `on_refused` gets the cause for which an
+        owner refuses what this node forwards."""
         self._owner = owner
         self._signer = signer
         self._credentials = credentials
         self._hold_seconds = hold_seconds
+        self._on_refused = on_refused
         self._channels: dict[str, _Channel] = {}
 
     @property
@@ -83,11 +95,11 @@ class GrpcForwarder:
         streams = declared.request_streams or declared.response_streams
 
         async def unary(request: bytes, context: Context) -> bytes:
-            call = _Call(method, context, self._owner, self._hold_seconds, declared.is_repeatable)
+            call = self._call(method, context, is_repeatable=declared.is_repeatable)
             return await self._unary(call, request)
 
         async def stream(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-            call = _Call(method, context, self._owner, self._hold_seconds, declared.is_repeatable)
+            call = self._call(method, context, is_repeatable=declared.is_repeatable)
             if not declared.request_streams:
                 call.request = await anext(requests, None)
                 if call.request is None:
@@ -101,7 +113,8 @@ class GrpcForwarder:
         return grpc.unary_unary_rpc_method_handler(unary)
 
     async def ask(self, method: str, request: bytes, origin: Origin, seconds: float) -> bytes:
-        """Make a call of this node's own to the owner, once, which must take no longer. Raises `not_ready`."""
+        """Make a call of this node's own to the owner, once, which must take no longer. Raises `not_ready`, which is a
+        DistrustedError if the owner refuses it."""
         address = (await OwnerSearch(self._owner, seconds).next()).grpc
         channel = self._channel(address)
         with channel:
@@ -111,7 +124,8 @@ class GrpcForwarder:
             try:
                 reply: bytes = await channel.unary(method)(request, timeout=seconds, metadata=((HEADER, signature),))
             except grpc.aio.AioRpcError as error:
-                raise no_owner() from error
+                cause = dict(error.trailing_metadata() or ()).get(DISTRUSTED)
+                raise (no_owner() if cause is None else DistrustedError(str(cause))) from error
             return reply
 
     async def leave(self, address: str) -> None:
@@ -124,6 +138,9 @@ class GrpcForwarder:
         """Close all channels."""
         for address in list(self._channels):
             await self.leave(address)
+
+    def _call(self, method: str, context: Context, *, is_repeatable: bool) -> "_Call":
+        return _Call(method, context, self._owner, self._hold_seconds, is_repeatable, self._on_refused)
 
     async def _unary(self, call: "_Call", request: bytes) -> bytes:
         while True:
@@ -203,7 +220,13 @@ class _Call:
     """One call of a client."""
 
     def __init__(
-        self, method: str, context: Context, owner: OwnerSource, hold_seconds: float, is_repeatable: bool
+        self,
+        method: str,
+        context: Context,
+        owner: OwnerSource,
+        hold_seconds: float,
+        is_repeatable: bool,
+        on_refused: Callable[[str], None],
     ) -> None:
         given = tuple(context.invocation_metadata() or ())
         request = begin_call(given, context)
@@ -216,6 +239,7 @@ class _Call:
         self.request: bytes | None = None
         """The message of a request that is a single one, where the answer streams."""
         self._is_repeatable = is_repeatable
+        self._on_refused = on_refused
         self._is_answered = False
 
     async def begin_answer(self, made: Any, address: str) -> None:
@@ -232,15 +256,19 @@ class _Call:
         if not made.done() or (task is not None and task.cancelling()):
             made.cancel()
             raise asyncio.CancelledError
-        code, trailing = await made.code(), await made.trailing_metadata() or ()
+        code, details, trailing = await made.code(), await made.details(), await made.trailing_metadata() or ()
         names = {name for name, _ in trailing}
+        if DISTRUSTED in names:
+            refused = DistrustedError(str(dict(trailing)[DISTRUSTED]))
+            self._on_refused(refused.cause)
+            code, details, trailing = failure(refused)
         if self._is_again(code, names) and can_repeat and not self._is_answered and not self.search.is_over:
             return
         if code is grpc.StatusCode.CANCELLED and not names:  # by us, who have lost the owner
             code = _UNAVAILABLE
         await self.begin_answer(made, address)
         trailing = [(name, value) for name, value in trailing if name != NOT_OWNER]
-        await self.context.abort(code, await made.details() or "", tuple(trailing))
+        await self.context.abort(code, details or "", tuple(trailing))
 
     def _is_again(self, code: grpc.StatusCode, trailing: set[str]) -> bool:
         if NOT_OWNER in trailing:

@@ -13,7 +13,15 @@ from topics_cluster.calls import find_call
 from topics_cluster.forward_websocket import SocketForwarder
 from topics_cluster.forwarded import ForwardedClient, http_subject
 from topics_cluster.http_connection import FullError, Head, HttpConnection, HttpPool, LostError
-from topics_cluster.owner_search import HOLD_SECONDS, NOT_OWNER_BYTES, OwnerSearch, OwnerSource, not_owner
+from topics_cluster.owner_search import (
+    DISTRUSTED,
+    HOLD_SECONDS,
+    NOT_OWNER_BYTES,
+    DistrustedError,
+    OwnerSearch,
+    OwnerSource,
+    not_owner,
+)
 from topics_cluster.trust import HEADER_BYTES, Origin, Signer
 from topics_gateway.errors import error_response
 from topics_gateway.routes import RouteTable
@@ -27,6 +35,7 @@ log: Final = logging.getLogger("topics.cluster")
 
 _KEPT_BYTES: Final = 64 << 10  # of a request's body, to send it again
 _FIRST_PART_SECONDS: Final = 1.0
+_DISTRUSTED: Final = DISTRUSTED.encode()
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _HOP_BY_HOP: Final = frozenset(
     (
@@ -65,9 +74,11 @@ class ForwardingApp:
         hold_seconds: float = HOLD_SECONDS,
         connect_seconds: float = 1.0,
         idle_seconds: float = 20.0,
+        on_refused: Callable[[str], None] = lambda _cause: None,
     ) -> None:
         """`tls` returns the context of each new connection. `idle_seconds` must be less than the time that the nodes
-        give an idle connection, TOPICS_HEADER_TIMEOUT_SECONDS."""
+        give an idle connection, TOPICS_HEADER_TIMEOUT_SECONDS. `on_refused` gets the cause for which an owner refuses
+        what this node forwards."""
         self._owner = owner
         self._signer = signer
         self._hold_seconds = hold_seconds
@@ -76,6 +87,7 @@ class ForwardingApp:
         )
         self._sockets = SocketForwarder(self._pool, signer, tls, connect_seconds)
         self._routes = RouteTable({})
+        self._on_refused = on_refused
 
     @property
     def in_flight(self) -> int:
@@ -107,6 +119,8 @@ class ForwardingApp:
             error = TopicsError(Reason.THROTTLED, "the node forwards as many requests as it may")
             await refuse(error, context, scope, send)
         except TopicsError as error:
+            if isinstance(error, DistrustedError):
+                self._on_refused(error.cause)
             is_forwarded = isinstance(scope.get("client"), ForwardedClient)
             await refuse(error, context, scope, send, ((NOT_OWNER_BYTES, b"1"),) if is_forwarded else ())
 
@@ -243,7 +257,10 @@ class _Exchange:
         client = asyncio.create_task(self._follow_client(waiter))
         try:
             final = await self._final_head()
-            if any(name == NOT_OWNER_BYTES for name, _ in final.headers):
+            fields = dict(final.headers)
+            if _DISTRUSTED in fields:
+                raise DistrustedError(fields[_DISTRUSTED].decode("latin-1"))
+            if NOT_OWNER_BYTES in fields:
                 raise _NotOwnerError(final)
             await self.answer(final)
         except asyncio.CancelledError:

@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from topics_cluster.forwarded import http_subject
 from topics_cluster.http_connection import HttpPool, watch_peer
-from topics_cluster.owner_search import NOT_OWNER, OwnerSearch
+from topics_cluster.owner_search import DISTRUSTED, NOT_OWNER, DistrustedError, OwnerSearch
 from topics_cluster.trust import HEADER, Origin, Signer
 
 _CLOSE_SECONDS: Final = 2.0
@@ -65,7 +65,7 @@ class SocketForwarder:
             _abort(upstream)
 
     async def forward(self, scope: Scope, receive: Receive, send: Send, search: OwnerSearch, origin: Origin) -> None:
-        """Serve one socket until one side ends it. Raises `not_ready` without an owner, and FullError."""
+        """Serve one socket until one side ends it. Raises `not_ready` without an owner, DistrustedError, FullError."""
         self._pool.reserve()
         try:
             upstream = await self._connected(scope, send, search, origin)
@@ -91,6 +91,8 @@ class SocketForwarder:
                 upstream = await self._connect(address, scope, origin)
             except InvalidStatus as error:
                 response = error.response
+                if DISTRUSTED in response.headers:
+                    raise DistrustedError(response.headers[DISTRUSTED]) from error
                 if NOT_OWNER in response.headers and not search.is_over:
                     continue
                 headers = [*_fields(response.headers), (b"content-length", b"%d" % len(response.body or b""))]

@@ -7,6 +7,7 @@ from typing import Any, Final, Self
 import grpc
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from topics_cluster.owner_search import DISTRUSTED
 from topics_cluster.trust import HEADER, HEADER_BYTES, ForgedError, Origin, Verifier
 from topics_gateway.errors import error_response
 from topics_gateway.response import Response
@@ -86,6 +87,7 @@ class ForwardedRequests:
             (b"content-type", response.content_type),
             (b"content-length", b"%d" % len(response.body)),
             (b"connection", b"close"),
+            (DISTRUSTED.encode(), str(error).encode()),
         ]
         await send({"type": f"{kind}.start", "status": response.status, "headers": headers})
         await send({"type": f"{kind}.body", "body": b"" if scope.get("method") == "HEAD" else response.body})
@@ -128,7 +130,8 @@ class ForwardedCalls(grpc.aio.ServerInterceptor):
         async def call(_: Any, context: Context) -> AsyncIterator[Any]:
             begin_call(context.invocation_metadata() or (), context)
             note_forged(self._audit, error)
-            await context.abort(*failure(refusal(error)))
+            code, details, trailing = failure(refusal(error))
+            await context.abort(code, details, (*trailing, (DISTRUSTED, str(error))))
             yield  # makes it an async generator
 
         return grpc.stream_stream_rpc_method_handler(call)

@@ -18,8 +18,22 @@ NOT_OWNER: Final = "x-topics-not-owner"
 """The header, or trailing metadata, by which a node says that it did nothing of a forwarded request."""
 NOT_OWNER_BYTES: Final = NOT_OWNER.encode()
 
+DISTRUSTED: Final = "x-topics-distrusted"
+"""The header, or trailing metadata, by which a node says that it did nothing since the signature of the node that
+forwards does not hold; its value is the cause."""
+
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.1
+
+
+class DistrustedError(TopicsError):
+    """The owner refuses what this node forwards: nothing was done, and another node may have more luck."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(
+            Reason.NOT_READY, f"ask another node: the owner of the shard refuses what this one passes on: {cause}"
+        )
+        self.cause = cause
 
 
 class OwnerSearch:

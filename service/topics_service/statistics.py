@@ -212,7 +212,8 @@ class NodeStatistics:
 
     `number` is that of the newest object that is acknowledged, at the owner, or applied, at a follower. `behind` counts
     the objects that a follower knows of and has not applied, `followers` those of the owner that are caught up.
-    `follower_reads` are those that it has served from its own rows.
+    `follower_reads` are those that it has served from its own rows, `refused` the requests that the owner did not take
+    from it.
     `lease_seconds` is what is left of the lease; below 0 it has ended, or etcd is away. `puts` are the times until the
     object store had an object, in us.
     """
@@ -231,4 +232,5 @@ class NodeStatistics:
     probes: int = 0
     follower_reads: int = 0
     forwarded: Counter[str] = field(default_factory=Counter)
+    refused: int = 0
     puts: Histogram = field(default_factory=lambda: Histogram(_PUT_BOUNDS_US))

@@ -44,16 +44,17 @@ class Addresses(NamedTuple):
 
 def addresses(cluster: Cluster) -> list[Addresses]:
     """Those of all nodes, in their order."""
-    return [Addresses(f"127.0.0.1:{node.http_port}", node.grpc_target, node.kafka_target) for node in cluster.nodes]
+    return [Addresses(f"{node.host}:{node.http_port}", node.grpc_target, node.kafka_target) for node in cluster.nodes]
 
 
 class Calls:
     """HTTP calls to one node, and to the next one when it does not answer."""
 
-    def __init__(self, nodes: Sequence[Addresses], first: int) -> None:
-        self._nodes, self._at = nodes, first
-        self.avoided = ""
-        """The HTTP address of a node that new calls are not sent to."""
+    def __init__(self, nodes: Sequence[Addresses], first: int, seconds: float = 20) -> None:
+        """Begin with the node of index `first`. A call that takes longer than `seconds` got no answer."""
+        self._nodes, self._at, self._seconds = nodes, first, seconds
+        self.avoided, self.patience = "", PATIENCE
+        """The HTTP address of a node that new calls are not sent to, and the seconds for which a call is repeated."""
         self._client: httpx.Client | None = None
 
     @property
@@ -75,7 +76,7 @@ class Calls:
         if self.avoided and self.base.endswith(self.avoided):
             self.next_node()
         if self._client is None:
-            self._client = httpx.Client(base_url=self.base, timeout=20, trust_env=False, verify=False)
+            self._client = httpx.Client(base_url=self.base, timeout=self._seconds, trust_env=False, verify=False)
         try:
             response = self._client.request(method, path, content=json.dumps(body), headers=JSON)
         except httpx.TransportError:
@@ -88,9 +89,9 @@ class Calls:
 
     def until_done(self, method: str, path: str, body: Any) -> dict[str, Any]:
         """The first clear answer to a call that may be repeated."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self.patience
         while (answer := self.once(method, path, body)) is None:
-            assert time.monotonic() < deadline, f"no answer to {method} {path} in {PATIENCE} s"
+            assert time.monotonic() < deadline, f"no answer to {method} {path} in {self.patience} s"
             time.sleep(_PAUSE)
         return answer
 
@@ -137,11 +138,11 @@ class Actor(ABC):
 
 
 class HttpActor(Actor):
-    """One whose calls are HTTP."""
+    """One whose calls are HTTP; see Calls."""
 
-    def __init__(self, name: str, nodes: Sequence[Addresses], first: int) -> None:
+    def __init__(self, name: str, nodes: Sequence[Addresses], first: int, seconds: float = 20) -> None:
         super().__init__(name)
-        self.calls = Calls(nodes, first)
+        self.calls = Calls(nodes, first, seconds)
 
     def close(self) -> None:
         self.calls.close()
@@ -150,8 +151,8 @@ class HttpActor(Actor):
 class KeyedWriter(HttpActor):
     """Appends over HTTP under a key of its own for each call: batches to EVENTS, and single jobs to JOBS."""
 
-    def __init__(self, number: int, nodes: Sequence[Addresses]) -> None:
-        super().__init__(f"HTTP writer {number}", nodes, number)
+    def __init__(self, number: int, nodes: Sequence[Addresses], seconds: float = 20) -> None:
+        super().__init__(f"HTTP writer {number}", nodes, number, seconds)
         self.number = number
         self.batches = self.jobs = 0
         self.times: list[float] = []
@@ -477,8 +478,7 @@ class Everyone:
         poll(lambda: all(writer.times[-1:] >= [moment] for writer in self.writers), PATIENCE, "acknowledgements")
         pauses = []
         for writer in self.writers:
-            times = [each for each in writer.times if each >= moment]
-            earlier = [each for each in writer.times if each < moment]
+            earlier, times = ([t for t in writer.times if (t >= moment) is later] for later in (False, True))
             pauses += [b - a for a, b in zip(earlier[-1:] + times, times, strict=False)]
         return max(pauses)
 
@@ -596,6 +596,5 @@ def _connection(bootstrap: str) -> dict[str, Any]:
 
 def _silent() -> logging.Logger:
     """A logger for clients whose brokers die as a matter of course."""
-    logger = logging.getLogger("tests.kafka-clients")
-    logger.setLevel(logging.CRITICAL)
+    (logger := logging.getLogger("tests.kafka-clients")).setLevel(logging.CRITICAL)
     return logger

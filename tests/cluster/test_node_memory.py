@@ -221,11 +221,13 @@ async def test_only_nodes_that_have_the_secret_can_follow(world: World) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await call.read()
             assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        stranger = Peers(Signer(Secret([b"another secret " * 4])), "x", lambda: None)
+        refused: list[str] = []
+        stranger = Peers(Signer(Secret([b"another secret " * 4])), "x", lambda: None, refused.append)
         heard: list[Notice] = []
         await stranger.follow(address, lambda: standing, asyncio.Event(), heard.append)
         assert not heard
-        node = Peers(Signer(Secret([SECRET.encode()])), "x", lambda: None)
+        assert refused == ["its signature is not one of this cluster for this request"]
+        node = Peers(Signer(Secret([SECRET.encode()])), "x", lambda: None, refused.append)
         following = asyncio.create_task(node.follow(address, lambda: standing, asyncio.Event(), heard.append))
         await until(lambda: heard and a.statistics.followers == 1)
         following.cancel()

@@ -1,9 +1,6 @@
 """The machine's clock jumps, years ahead and back, under a server that runs, and over its restart."""
 
 import asyncio
-import shutil
-import struct
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +15,7 @@ from support.http import Api, ok, path
 from support.push import PushStream
 from support.server import ServerProcess
 from support.waiting import poll
+from support.wall_clock import WallClock
 from support.ws import WebSocket
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.queues import QueuesApi
@@ -27,33 +25,13 @@ from topics_service.engine.queue.jobs import ClaimRequest
 from topics_service.engine.watch.frames import HeartbeatFrame
 from topics_service.storage.memory import MemoryStore
 
-CC = shutil.which("cc") or shutil.which("gcc")
 YEARS = 10 * 365 * 86_400_000
 HOUR = 3_600_000
 
 
-class Clock:
-    """The wall clock of the servers that are started with `env`."""
-
-    def __init__(self, directory: Path) -> None:
-        assert CC is not None
-        library, self._file = directory / "clock.so", directory / "clock"
-        source = Path(__file__).with_name("clock.c")
-        subprocess.run([CC, "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, source], check=True)
-        self._file.write_bytes(bytes(8))
-        self.env = {"LD_PRELOAD": str(library), "TEST_CLOCK": str(self._file)}
-
-    def jump(self, offset_ms: int) -> None:
-        """Be so far from the true time from now on."""
-        with self._file.open("r+b", buffering=0) as file:
-            file.write(struct.pack("=q", offset_ms))
-
-
 @pytest.fixture
-def clock(tmp_path: Path) -> Clock:
-    if CC is None:
-        pytest.skip("there is no C compiler")
-    return Clock(tmp_path)
+def clock(tmp_path: Path) -> WallClock:
+    return WallClock(tmp_path / "clock")
 
 
 def stamps(api: Api, name: str) -> list[int]:
@@ -66,7 +44,7 @@ def claim(api: Api, node: str, **more: Any) -> list[dict[str, Any]]:
     return found
 
 
-def test_jumps_ahead_and_back(make_server: Callable[..., ServerProcess], clock: Clock) -> None:
+def test_jumps_ahead_and_back(make_server: Callable[..., ServerProcess], clock: WallClock) -> None:
     server = make_server(env=clock.env).start()
     now = time.time_ns() // 1_000_000
     with Api(server.base) as api:
@@ -115,7 +93,7 @@ def test_jumps_ahead_and_back(make_server: Callable[..., ServerProcess], clock: 
 
 
 def test_what_was_told_to_have_expired_stays_away_after_a_kill_with_the_right_clock(
-    make_server: Callable[..., ServerProcess], clock: Clock
+    make_server: Callable[..., ServerProcess], clock: WallClock
 ) -> None:
     server = make_server(env=clock.env).start()
     names = [f"{way}-{durability}" for durability in ("disk", "fsync") for way in ("diff", "state", "watch", "queue")]
@@ -145,7 +123,7 @@ def test_what_was_told_to_have_expired_stays_away_after_a_kill_with_the_right_cl
             assert (page["records"], page["tombstone"]["gap_to"], page["tombstone"]["reason"]) == ([], 2, "ttl"), name
 
 
-def test_timers_do_not_go_by_the_wall_clock(make_server: Callable[..., ServerProcess], clock: Clock) -> None:
+def test_timers_do_not_go_by_the_wall_clock(make_server: Callable[..., ServerProcess], clock: WallClock) -> None:
     """Long polls, heartbeats and pushed work end and come when they should, wherever the clock is."""
     server = make_server(env=clock.env | {"TOPICS_TEST_MIN_HEARTBEAT_MS": 100}).start()
     with Api(server.base) as api, Api(server.base) as other:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import obstore
 import requests
@@ -17,9 +17,13 @@ from obstore.exceptions import AlreadyExistsError
 from obstore.store import from_url
 
 from support.http import Api
+from support.network import Network
 from support.server import DIE_WITH_US, TOPICS, ServerProcess
 from support.waiting import poll
 from topics_cluster import identity
+
+NAMES: Final = "abcdefgh"
+"""Of the nodes, in their order."""
 
 
 class Node(ServerProcess):
@@ -27,12 +31,19 @@ class Node(ServerProcess):
 
     ready_seconds = 180.0  # it may have to read the whole log, beside everything else
 
-    def __init__(self, name: str, folder: Path, env: Mapping[str, object]) -> None:
+    def __init__(self, name: str, folder: Path, env: Mapping[str, object], network: Network | None = None) -> None:
+        """`network` has a host of its name, on which it runs."""
         http, grpc, kafka = _lasting_ports(3)
-        ports = {"TOPICS_PORT": http, "TOPICS_GRPC_PORT": grpc, "TOPICS_KAFKA_PORT": kafka}
-        super().__init__(folder, env={**ports, "TOPICS_CLUSTER_NODE": name, **env}, kafka=True)
+        own: dict[str, object] = {"TOPICS_PORT": http, "TOPICS_GRPC_PORT": grpc, "TOPICS_KAFKA_PORT": kafka}
+        own["TOPICS_CLUSTER_NODE"] = name
+        if network is not None:
+            own["TOPICS_HOST"] = own["TOPICS_CLUSTER_ADVERTISED"] = network.hosts[name]
+            own["TOPICS_ALLOW_INSECURE_NO_AUTH"] = "1"
+        super().__init__(folder, env={**own, **env}, kafka=True)
         self.name = name
-        self.http_port, self.grpc_target, self.kafka_port = http, f"127.0.0.1:{grpc}", kafka
+        if network is not None:
+            self.host, self.network = network.hosts[name], network.space(name)
+        self.http_port, self.grpc_target, self.kafka_port = http, f"{self.host}:{grpc}", kafka
 
     def use(self, program: Path) -> None:
         """Start it by the command of another version from now on."""
@@ -42,7 +53,7 @@ class Node(ServerProcess):
     @property
     def kafka_target(self) -> str:
         """The Kafka port, as host:port."""
-        return f"127.0.0.1:{self.kafka_port}"
+        return f"{self.host}:{self.kafka_port}"
 
     def metrics(self) -> dict[str, float]:
         """The samples of its own metrics without labels, and `name{label}` with one."""
@@ -63,8 +74,14 @@ class Cluster:
         *,
         nodes: int = 3,
         env: Mapping[str, object] = {},
+        own: Mapping[str, Mapping[str, object]] = {},
+        network: Network | None = None,
     ) -> None:
-        """`etcd` is host:port, `store` a URL, `environment` what leads to it, `env` further settings of every node."""
+        """`etcd` is host:port, `store` a URL, `environment` what leads to it.
+
+        `env` are further settings of every node, `own` of one, by its name. `network` has hosts of the nodes' names, on
+        which they run.
+        """
         self.name = f"test-{secrets.token_hex(4)}"
         self._etcd = etcd
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +95,7 @@ class Cluster:
             "TOPICS_CLUSTER_SECRET_FILE": secret,
             **env,
         }
-        self.nodes = [Node(name, folder / name, self.env) for name in "abcdefgh"[:nodes]]
+        self.nodes = [Node(name, folder / name, {**self.env, **own.get(name, {})}, network) for name in NAMES[:nodes]]
 
     def __getitem__(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)
@@ -140,7 +157,7 @@ class Cluster:
                 return None
             return self[claim["node"]]
 
-        node = poll(found, seconds, f"an owner; {self.logs()}")
+        node = poll(found, seconds, lambda: f"an owner; {self.logs()}")
         assert node is not None
         return node
 
@@ -152,7 +169,11 @@ class Cluster:
                 return self.owner().metrics()["topics_cluster_followers"] >= count
             return False
 
-        poll(enough, seconds, f"{count} followers; {self.logs()}", pause=0.05)
+        poll(enough, seconds, lambda: f"{count} followers; {self.logs()}", pause=0.05)
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric of all running nodes."""
+        return sum(node.metrics()[name] for node in self.running)
 
     def logs(self, size: int = 1500) -> str:
         """The ends of all logs."""

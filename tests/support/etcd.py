@@ -29,9 +29,11 @@ class Etcd:
     With `certificate`, its certificate and key, it speaks TLS, and wants a client to show the same.
     """
 
-    def __init__(self, folder: Path, *, certificate: tuple[Path, Path] | None = None) -> None:
+    def __init__(self, folder: Path, *, certificate: tuple[Path, Path] | None = None, host: str = "127.0.0.1") -> None:
+        """`host` is the address that it listens at."""
         self._binary = need_etcd()
         self._folder = folder
+        self._host = host
         self._client, self._peer = free_ports(2)
         self._certificate = certificate
         self._process: subprocess.Popen[bytes] | None = None
@@ -39,7 +41,7 @@ class Etcd:
     @property
     def address(self) -> str:
         """The host and port of clients."""
-        return f"{'localhost' if self._certificate else '127.0.0.1'}:{self._client}"
+        return f"{'localhost' if self._certificate else self._host}:{self._client}"
 
     @property
     def url(self) -> str:

@@ -90,15 +90,19 @@ class Owner:
 class Front:
     """A node that forwards everything."""
 
-    def __init__(self, owner: Callable[[], Any], *, tls: PeerTls | None = None, **options: Any) -> None:
-        """`tls` is used towards owners; `options` are those of ForwardingApp."""
-        seconds = options.setdefault("hold_seconds", 10.0)
-        if tls is None:
-            self.http = ForwardingApp(owner, Signer(SECRET), **options)
-            self.grpc = GrpcForwarder(owner, Signer(SECRET), hold_seconds=seconds)
-        else:
-            self.http = ForwardingApp(owner, Signer(SECRET), tls=tls.context, **options)
-            self.grpc = GrpcForwarder(owner, Signer(SECRET), credentials=tls.credentials, hold_seconds=seconds)
+    def __init__(
+        self, owner: Callable[[], Any], *, tls: PeerTls | None = None, secret: Secret = SECRET, **options: Any
+    ) -> None:
+        """`tls` is used towards owners; `options` are those of ForwardingApp. `refusals` has the causes of each."""
+        self.refusals: list[str] = []
+        of_grpc: dict[str, Any] = {
+            "hold_seconds": options.setdefault("hold_seconds", 10.0),
+            "on_refused": options.setdefault("on_refused", self.refusals.append),
+        }
+        if tls is not None:
+            options["tls"], of_grpc["credentials"] = tls.context, tls.credentials
+        self.http = ForwardingApp(owner, Signer(secret), **options)
+        self.grpc = GrpcForwarder(owner, Signer(secret), **of_grpc)
         self.calls = 0
         """Calls of gRPC so far."""
         self._server: HttpServer | None = None

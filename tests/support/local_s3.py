@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
+from calendar import timegm
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +21,7 @@ Fault = Literal["500", "503", "lost", "late", "half"]
 connection closed at once; answered with half a body."""
 
 _PAGE: Final = 1000
+_MAX_SKEW_SECONDS: Final = 900
 
 
 class _Object(NamedTuple):
@@ -37,26 +39,34 @@ class LocalS3:
         conditional: bool = True,
         fault: Callable[[str, str], Fault | None] = lambda method, key: None,
         late_seconds: float = 3,
+        host: str = "127.0.0.1",
     ) -> None:
         """With `conditional` False it creates what is there over again, as stores do that don't know `If-None-Match`.
 
-        `fault` is asked for each request, by its method and the name of the object with its bucket in front.
+        `fault` is asked for each request, by its method and the name of the object with its bucket in front. `host` is
+        the address that it listens at.
         """
         self.delay = delay
         self.conditional = conditional
         self.fault = fault
         self.late_seconds = late_seconds
+        self.key_ids: set[str] | None = None
+        """Access keys that are accepted; None: all are. Their secrets are not checked."""
+        self.seen_key_ids: set[str] = set()
+        self.checks_time = True
+        """Refuse requests whose time is a quarter of an hour off, as S3 does."""
         self.objects: dict[str, _Object] = {}
         self.puts = 0
         self.lock = threading.Lock()
         self._parts: dict[str, dict[int, bytes]] = {}
-        self._server = _Server(self)
+        self._server = _Server(self, host)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
     @property
     def endpoint(self) -> str:
         """Its URL."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        host, port, *_ = self._server.server_address
+        return f"http://{host}:{port}"
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -122,8 +132,8 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, store: LocalS3) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, store: LocalS3, host: str) -> None:
+        super().__init__((host, 0), _Handler)
         self.store = store
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -162,6 +172,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.key = unquote(parts.path).lstrip("/")
         self.query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         store = self._store
+        refusal = self._refusal()
+        if refusal:
+            self._answer(403, f"<Error><Code>{refusal}</Code></Error>".encode(), {})
+            return
         fault = store.fault(self.command, self.key)
         time.sleep(store.delay)
         if fault in ("500", "503"):
@@ -175,6 +189,22 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self._answer(*answer, half=fault == "half")
+
+    def _refusal(self) -> str:
+        """The code of S3's error for a key that is not accepted or a time that is too far off; empty for none."""
+        key_id = re.search(r"Credential=([^/]*)/", self.headers.get("Authorization", ""))
+        if key_id is not None:
+            self._store.seen_key_ids.add(key_id[1])
+        if self._store.key_ids is not None and (key_id is None or key_id[1] not in self._store.key_ids):
+            return "InvalidAccessKeyId"
+        given = self.headers.get("x-amz-date")
+        if (
+            self._store.checks_time
+            and given
+            and abs(timegm(time.strptime(given, "%Y%m%dT%H%M%SZ")) - time.time()) > _MAX_SKEW_SECONDS
+        ):
+            return "RequestTimeTooSkewed"
+        return ""
 
     def _put(self, body: bytes) -> tuple[int, bytes, dict[str, str]]:
         if "uploadId" in self.query:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NoReturn
 
 _PR_SET_PDEATHSIG: Final = 1
+_CLONE_NEWNET: Final = 0x40000000
 _MAX_REQUEST: Final = 1 << 17
 
 
@@ -58,13 +59,23 @@ class Preloaded:
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, arguments: Sequence[str], env: Mapping[str, str], stdin: int, stdout: int, stderr: int) -> Forked:
-        """Start `topics ARGUMENTS` with exactly this environment, in this process's working directory."""
+    def start(
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        network: Path | None = None,
+    ) -> Forked:
+        """Start `topics ARGUMENTS` with exactly this environment, in this process's working directory, and in a network
+        namespace."""
         control = self._running()
         read, write = os.pipe()
         status = os.fdopen(read, "rb")
         fds = array.array("i", [stdin, stdout, stderr, write])
-        request = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": os.getcwd()}).encode()
+        given = {"arguments": list(arguments), "env": dict(env), "cwd": os.getcwd()}
+        request = json.dumps(given | {"network": str(network or "")}).encode()
         assert len(request) < _MAX_REQUEST
         control.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
         os.close(write)
@@ -172,6 +183,9 @@ def _become(request: dict[str, Any], streams: Sequence[int], control: socket.soc
 
     os.setsid()
     _die_with_parent()
+    if request["network"]:
+        with open(request["network"]) as space:
+            assert ctypes.CDLL(None).setns(space.fileno(), _CLONE_NEWNET) == 0
     control.detach()
     for fd, stream in enumerate(streams):
         os.dup2(stream, fd)

@@ -70,6 +70,10 @@ class ServerProcess:
         self.work_dir.mkdir(parents=True, exist_ok=True)
         self.data_dir = data_dir if data_dir is not None else work_dir / "data"
         self.log_file = work_dir / "server.log"
+        self.host = "127.0.0.1"
+        """The address of its ports."""
+        self.network: Path | None = None
+        """The network namespace that it runs in, where that is another; it has to be one of FORKED then."""
         self._env = {name: str(value) for name, value in env.items()}
         self._prefix = list(prefix)
         self._kafka = kafka
@@ -88,7 +92,7 @@ class ServerProcess:
     @property
     def base(self) -> str:
         """The URL of the HTTP API."""
-        return f"http://127.0.0.1:{self.http_port}"
+        return f"http://{self.host}:{self.http_port}"
 
     @property
     def log(self) -> str:
@@ -113,7 +117,7 @@ class ServerProcess:
             self.kill()
             raise
         http, grpc, *kafka = (file.read_text() for file in files)
-        assert re.fullmatch(r"127\.0\.0\.1:\d+", http), http
+        assert re.fullmatch(rf"{re.escape(self.host)}:\d+", http), http
         self.http_port, self.grpc_target = int(http.rpartition(":")[2]), grpc
         self.kafka_port = int(kafka[0].rpartition(":")[2]) if kafka else 0
         poll(self._recovered, self.ready_seconds, f"readiness; log: {self.log[-2000:]}")
@@ -157,8 +161,11 @@ class ServerProcess:
             if self._may_be_forked():
                 with open(os.devnull) as nothing:
                     preloaded = PRELOADED_NODE if "TOPICS_CLUSTER_STORE" in env else PRELOADED
-                    self._process = preloaded.start(["serve"], env, nothing.fileno(), out.fileno(), out.fileno())
+                    self._process = preloaded.start(
+                        ["serve"], env, nothing.fileno(), out.fileno(), out.fileno(), self.network
+                    )
                 return tuple(files)
+            assert self.network is None
             self._process = subprocess.Popen(
                 [*DIE_WITH_US, *self._prefix, str(self._program), "serve"],
                 env=env,

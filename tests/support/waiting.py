@@ -8,8 +8,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def poll(condition: Callable[[], T], seconds: float = 20.0, what: str = "", *, pause: float = 0.01) -> T:
-    """Call `condition` until it gives something true; AssertionError after `seconds`.
+def poll(
+    condition: Callable[[], T], seconds: float = 20.0, what: str | Callable[[], str] = "", *, pause: float = 0.01
+) -> T:
+    """Call `condition` until it gives something true; AssertionError after `seconds`, which says `what` was waited for.
 
     A condition that costs much to check takes a longer `pause`.
     """
@@ -19,7 +21,8 @@ def poll(condition: Callable[[], T], seconds: float = 20.0, what: str = "", *, p
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what or condition} (last: {value!r})")
+            text = what if isinstance(what, str) else what()
+            raise AssertionError(f"not within {seconds} s: {text or condition} (last: {value!r})")
         time.sleep(pause)
 
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from topics_cluster.forwarded import ForwardedContext
-from topics_cluster.owner_search import NOT_OWNER, not_owner
+from topics_cluster.owner_search import DISTRUSTED, NOT_OWNER, not_owner
 from topics_cluster.trust import HEADER, Origin, Signer
 from topics_net import background
 from topics_service.api.grpc.handlers import Context, Handler
@@ -176,11 +176,19 @@ async def _abort(context: Context, error: TopicsError) -> NoReturn:
 class Peers:
     """Calls of other nodes, as a follower."""
 
-    def __init__(self, signer: Signer, node: str, credentials: Callable[[], grpc.ChannelCredentials | None]) -> None:
-        """`credentials` returns those of each new channel; None is no TLS."""
+    def __init__(
+        self,
+        signer: Signer,
+        node: str,
+        credentials: Callable[[], grpc.ChannelCredentials | None],
+        on_refused: Callable[[str], None],
+    ) -> None:
+        """`credentials` returns those of each new channel; None is no TLS. `on_refused` gets the cause for which an
+        owner does not trust this node."""
         self._signer = signer
         self._node = node
         self._credentials = credentials
+        self._on_refused = on_refused
 
     async def follow(
         self,
@@ -220,8 +228,9 @@ class Peers:
                         return
                     on_notice(_notice(message))
             except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                    log.error("the owner at %s does not trust this node: %s", address, error.details())
+                cause = dict(error.trailing_metadata() or ()).get(DISTRUSTED)
+                if cause is not None:
+                    self._on_refused(str(cause))
                     await asyncio.sleep(_PULSE_SECONDS)
             except (TimeoutError, msgspec.MsgspecError) as error:
                 log.warning("following %s has ended: %s", address, error or "nothing was heard")

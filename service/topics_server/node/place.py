@@ -15,6 +15,8 @@ class Place:
     def __init__(self) -> None:
         self.term: Term | None = None
         """The ownership of this node; doors serve requests from it."""
+        self.is_refused = False
+        """True while the owner refuses what this node passes on."""
         self._owner: Addresses | None = None
         self._coming: asyncio.Future[Term | None] | None = None
         self._found: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()

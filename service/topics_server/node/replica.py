@@ -32,6 +32,7 @@ from topics_server.node.doors import KafkaDoor
 from topics_server.node.gate import LostShardError
 from topics_server.node.peers import Followers, Notice, Peers, Standing, is_refused
 from topics_server.node.place import Place
+from topics_server.node.reach import StoreReach
 from topics_server.node.reads import FollowerReads
 from topics_server.node.term import Term
 from topics_server.node.views import Views
@@ -43,9 +44,9 @@ log: Final = logging.getLogger("topics.cluster")
 
 _TICK_SECONDS: Final = 0.25
 _PATIENCE_SECONDS: Final = 1.0  # for a node that is preferred to this one
+_SILENT_SECONDS: Final = 2.5  # of the object store, before another node is preferred to this one
 _RECENT_SECONDS: Final = 1.5  # of what comes once a second
 _RETRY_SECONDS: Final = 1.0
-_STUCK_SECONDS: Final = 3.0  # of the oldest PUT, before a follower that reaches the store gets the shard
 _CLAIM_SECONDS: Final = 1.0  # for the claim of a node that was given the shard
 _SUCCESSOR_SECONDS: Final = 5.0
 
@@ -80,6 +81,7 @@ class Replica:
         self._shard = shard
         self._me = me
         self._bucket = bucket
+        self._reach = StoreReach(bucket)
         self._coordinator = coordinator
         self._session = session
         self._views = views
@@ -106,14 +108,15 @@ class Replica:
         self._term: Term | None = None
         self._alone_since: float | None = None
         self._standing_changed = asyncio.Event()
+        self._follower: Follower | None = None
         self._seen: Owner | None = None
         self._leaving: asyncio.Task[None] | None = None
         followers.on_change = self.wake
 
     @property
     def is_ready(self) -> bool:
-        """True for an owner that serves, and for a follower that is caught up."""
-        return self._place.term is not None or self._caught_up
+        """True for an owner that serves, and for a follower that is caught up and can pass requests on."""
+        return self._place.term is not None or (self._caught_up and not self._place.is_refused)
 
     def heard(self) -> None:
         """Look at a new view. Without a database calls are passed on all the same: to open one may take long."""
@@ -134,11 +137,13 @@ class Replica:
         """Follow, take over, serve and hand over, until stopped."""
         while not self._stopping:
             try:
-                store = await self._directory.open()
+                store = await self._open()
             except (BucketError, StoreError, OSError, *_DAMAGED) as error:
                 log.error("can't open the replica, trying again: %s", error)
                 await self._pause(_RETRY_SECONDS)
                 continue
+            if store is None:
+                return
             is_kept = False
             self._has_store = True
             try:
@@ -164,6 +169,20 @@ class Replica:
                 self._show(self._owner())
                 self._reads.end()
                 await (self._directory.close if is_kept else self._directory.discard)(store)
+
+    async def _open(self) -> ShardStore | None:
+        """Open the directory, which takes as long as the object store is away. None: this node is stopped."""
+        opening = background.start(self._directory.open())
+        opening.add_done_callback(lambda _: self.wake())
+        while not (opening.done() or self._stopping):
+            await self._pause(_TICK_SECONDS)
+        opening.cancel()
+        await asyncio.wait((opening,))
+        if self._stopping:
+            if not opening.cancelled() and opening.exception() is None:
+                await self._directory.close(opening.result())
+            return None
+        return opening.result()
 
     async def _is_superseded(self, store: ShardStore) -> bool:
         """Return whether the log has another continuation than the store, or a newer checkpoint: it is not damaged
@@ -191,7 +210,7 @@ class Replica:
     async def _follow(self, store: ShardStore) -> Ownership | None:
         """Follow the log until this node owns the shard. None: it is stopped."""
         while True:
-            follower = Follower(self._bucket, store, self._shard, self._directory.newest)
+            follower = self._follower = Follower(self._bucket, store, self._shard, self._directory.newest)
             self._set_role("following")
             tasks = [background.start(self._run(follower, store)), background.start(self._link(follower, store))]
             try:
@@ -240,9 +259,14 @@ class Replica:
         others = self._views.view.nodes.keys() - {self._me.name, *([owner.node] if owner else [])}
         is_alive = owner is None and now - self._heard < _RECENT_SECONDS  # it will claim the shard again
         is_preferred = wanted == self._me.name or (wanted not in others and not is_alive)
-        if (self._caught_up or not others) and is_preferred:
+        if ((self._caught_up and self._reaches_store(_SILENT_SECONDS)) or not others) and is_preferred:
             return True
         return now - self._alone_since > _PATIENCE_SECONDS
+
+    def _reaches_store(self, seconds: float = _RECENT_SECONDS) -> bool:
+        """Return whether this node, as a follower, has had an answer of the object store within so long."""
+        now = asyncio.get_running_loop().time()
+        return self._follower is not None and now - self._follower.reached < seconds
 
     def _show(self, owner: Owner | None) -> None:
         """Tell the doors where the owner is."""
@@ -297,15 +321,13 @@ class Replica:
     async def _link(self, follower: Follower, store: ShardStore) -> None:
         """Hear from the owner what is durable. When that ends, see whether its process is dead."""
 
-        loop = asyncio.get_running_loop()
-
         def standing() -> Standing:
             return Standing(
                 shard=self._shard,
                 node=self._me.name,
                 number=store.position.number - 1,
                 caught_up=self._caught_up,
-                reaches_store=loop.time() - follower.reached < _RECENT_SECONDS,
+                reaches_store=self._reaches_store(),
                 nonce=self._nonce,
             )
 
@@ -373,7 +395,7 @@ class Replica:
         while not (contending.done() or self._stopping or self._rival() is not None):
             if store.position != position:
                 position, moved = store.position, boottime()
-            elif boottime() - moved > _STUCK_SECONDS and len(self._views.view.nodes) > 1:
+            elif self._reach.is_stuck(boottime() - moved) and len(self._views.view.nodes) > 1:
                 log.warning("the object store does not answer: another node may take over shard %d", self._shard)
                 self._alone_since = None
                 self._caught_up = False
@@ -449,9 +471,8 @@ class Replica:
                 if announcing is None and (not is_announced or boottime() >= self._session.valid_until):
                     announcing = background.start(self._announce(term, owner, is_first=not is_announced))
                     announcing.add_done_callback(lambda _: self.wake())
-                if term.uploader.waiting_seconds() > _STUCK_SECONDS and any(
-                    each.reaches_store for each in self._followers.standings.values()
-                ):
+                others = any(each.reaches_store for each in self._followers.standings.values())
+                if self._reach.is_stuck(term.uploader.waiting_seconds(), others=others):
                     raise LostShardError("the object store does not answer this node, and answers others")
                 target = await self._target()
                 if target is not None or self._stopping:

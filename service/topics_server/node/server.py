@@ -31,6 +31,7 @@ from topics_gateway.transport import HttpServer
 from topics_net import background
 from topics_server.errors import StartError
 from topics_server.listeners import announce, announce_kafka, gateway_settings, grpc_port, http_server, start_grpc
+from topics_server.node.acceptance import Acceptance
 from topics_server.node.admin import NodeAdmin, NodeProbes
 from topics_server.node.directory import Directory
 from topics_server.node.doors import GrpcDoor, HttpDoor, KafkaDoor
@@ -176,15 +177,19 @@ class _Running:
         observers = Observers(*traces.observers, *(() if self._audit is None else (self._audit.observe,)))
         self._signer = Signer(secret)
         self._tls = PeerTls(settings)
-        owner = self._place.owner
+        self._acceptance = Acceptance(self._place, self._ask_standpoint, self.statistics)
+        owner, on_refused = self._place.owner, self._acceptance.refused
         self._forward_http = ForwardingApp(
             owner,
             self._signer,
             tls=self._tls.context,
             max_connections=settings.max_connections,
             idle_seconds=min(20.0, settings.header_timeout_seconds / 2),
+            on_refused=on_refused,
         )
-        self._forward_grpc = GrpcForwarder(owner, self._signer, credentials=self._tls.credentials)
+        self._forward_grpc = GrpcForwarder(
+            owner, self._signer, credentials=self._tls.credentials, on_refused=on_refused
+        )
         self._probes = NodeProbes(self.statistics, observers, lambda: self.is_ready)
         self._admin = NodeAdmin(
             settings.cluster,
@@ -298,7 +303,7 @@ class _Running:
             session=session,
             views=self._views,
             directory=Directory(self._resources, self._bucket, _SHARD, cluster=me.cluster, node=me.name),
-            peers=Peers(self._signer, me.name, self._tls.credentials),
+            peers=Peers(self._signer, me.name, self._tls.credentials, self._acceptance.refused),
             followers=self._followers,
             place=self._place,
             reads=self._reads,
@@ -386,7 +391,7 @@ class _Running:
             raise not_owner() from error
 
     async def _ask_standpoint(self) -> Standpoint:
-        """Ask the owner for its. Raises `not_ready`."""
+        """Ask the owner for its. Raises `not_ready`, which is a DistrustedError if the owner refuses the call."""
         origin = Origin(self._settings.node_name, "")
         reply = await self._forward_grpc.ask(STANDPOINT, b"", origin, _ASK_SECONDS)
         try:
@@ -445,6 +450,7 @@ class _Running:
             self._replica.stop()
             await asyncio.wait((self._life,))
         self._grpc.set_serving(False)
+        self._acceptance.stop()
         for task in self._tasks:
             task.cancel()
         if self._session is not None:

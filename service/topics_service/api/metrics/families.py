@@ -145,3 +145,6 @@ def cluster(node: NodeStatistics) -> Iterator[Metric]:
     yield counter("cluster_follower_reads", reads, node.follower_reads)
     forwarded = [((door,), count) for door, count in node.forwarded.items()]
     yield counter("cluster_forwarded", "Requests that were passed on to the owner.", forwarded, ("door",))
+    yield counter(
+        "cluster_refused", "Of these, and of this node's own, those whose signature it refused.", node.refused
+    )
