@@ -70,11 +70,13 @@ class LogCommit(Commit):
     async def settle(self, ticket: int) -> None:
         """See Commit. Returns when the shard is lost too, and gives it up after 10 s without an answer."""
         waiting = background.start(self.wait(ticket))
-        await asyncio.wait((waiting, self._lost), timeout=_SETTLE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if waiting.done():
-            waiting.result()
-            return
-        waiting.cancel()
+        try:
+            await asyncio.wait((waiting, self._lost), timeout=_SETTLE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                waiting.result()
+                return
+        finally:
+            waiting.cancel()  # also where the call is cancelled
         self.lose(StoreLostError("the object store does not answer"))
 
     def stop(self) -> None:

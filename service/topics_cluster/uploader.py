@@ -88,6 +88,11 @@ class Uploader:
         """The number of the shard."""
         return self._appender.shard
 
+    @property
+    def next(self) -> int:
+        """The number of the next object, whose PUT has not begun; also for other threads."""
+        return self._appender.next
+
     def wake(self) -> None:
         """Look for batches, soon."""
         if not self._is_waking:

@@ -18,14 +18,14 @@ MINE, OTHER = b"m" * 16, b"o" * 16
 
 
 class Parts:
-    """A gate at number 17, in epoch 1, with a clock and a lease that the test sets."""
+    """A gate at number 17, with 17 to 19 under way, in epoch 1, with a clock and a lease that the test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
         self.session: Any = SimpleNamespace(valid_until=102.0)
         self.bucket = MemoryBucket()
-        uploader: Any = SimpleNamespace(shard=0, position=SimpleNamespace(number=17))
-        self.gate = ReadGate(self.session, self.bucket, uploader, MINE, lambda: self.now)
+        self.uploader: Any = SimpleNamespace(shard=0, position=SimpleNamespace(number=17), next=20)
+        self.gate = ReadGate(self.session, self.bucket, self.uploader, MINE, lambda: self.now)
 
     async def put(self, number: int, kind: Kind, nonce: bytes) -> None:
         header = Header(kind, 0, 1 if kind is Kind.DATA else 2, number, number + 4, 9, nonce)
@@ -61,6 +61,14 @@ async def test_a_fence_and_the_object_of_another_owner_end_the_ownership(parts: 
         await parts.gate.look()
 
 
+@pytest.mark.parametrize("fenced", [18, 19, 20])
+async def test_a_fence_is_met_behind_objects_that_were_made_and_are_deleted(parts: Parts, fenced: int) -> None:
+    """As for an owner that slept for hours before it heard that they were made."""
+    await parts.put(fenced, Kind.FENCE, OTHER)
+    with pytest.raises(LostShardError):
+        await parts.gate.look()
+
+
 async def test_a_doubted_lease_is_of_no_use_until_a_look(parts: Parts) -> None:
     parts.gate.doubt()
     assert not parts.gate.is_open
@@ -69,6 +77,7 @@ async def test_a_doubted_lease_is_of_no_use_until_a_look(parts: Parts) -> None:
 
 
 async def test_a_call_shares_only_looks_that_begin_after_it(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts.uploader.next = 17
     answers = [asyncio.Event(), asyncio.Event()]
     asked = 0
 

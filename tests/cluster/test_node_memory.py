@@ -194,6 +194,29 @@ async def test_an_owner_that_is_replaced_does_not_wait_for_an_object_under_way(w
         assert await texts(at_a) == await texts(at_b) == ["one"]
 
 
+async def test_a_node_whose_claim_ended_before_its_fence_does_not_serve(world: World) -> None:
+    """Another one had the claim in between: it shows what it has by its lease, and must not miss anything."""
+    world.bucket = bucket = HeldBucket()
+    await identity.create(bucket)
+    async with world.node("a") as a, world.node("b") as b, client(a) as at_a:
+        await append(at_a, "one")
+        await until(lambda: a.statistics.followers == 1)
+        fence = objects.name(0, a.statistics.number + 1)
+        bucket.fate = lambda name: "held" if name == fence and not is_uploader() else "made"
+        world.coordinators["a"].reachable = False
+        await until(lambda: bucket.tried[-1] == fence)
+        world.coordinators["b"].reachable = False
+        await until(lambda: not world.entries.view().owners)
+        world.coordinators["a"].reachable = True
+        await until(lambda: a.statistics.lease_seconds > 1)
+        there = len(bucket.objects())
+        bucket.fate = lambda _name: "made"
+        await until(lambda: len(bucket.objects()) > there)
+        world.coordinators["b"].reachable = True
+        await until(lambda: b.statistics.fenced == 1)
+        assert b.statistics.takeovers == 0
+
+
 def is_uploader() -> bool:
     return threading.current_thread().name == "log-uploader"
 

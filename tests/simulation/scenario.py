@@ -72,14 +72,17 @@ class Failure:
 
 class Scenario:
     """One life, with `tables` beside topics or not. `without` leaves actors out by name, and changes nothing in the
-    dice of the others."""
+    dice of the others; `more` are there as well. `world` is one that is there already."""
 
-    def __init__(self, seed: int, *, show: bool = False, without: Collection[str] = (), tables: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, show: bool = False, without: Collection[str] = (), tables: bool = False,
+        world: World | None = None, more: tuple[type[Actor], ...] = (),
+    ) -> None:  # fmt: skip
         self.seed = seed
         self.tables = tables
-        self._actors = (*ACTORS, *TABLE_ACTORS) if tables else ACTORS
-        self.trace = Trace(show=show)
-        self.world = World(seed, self.trace)
+        self._actors = (*ACTORS, *(TABLE_ACTORS if tables else ()), *more)
+        self.world = world or World(seed, Trace(show=show))
+        self.trace = self.world.trace
         dice = Random(f"{seed} who is there")
         away = {actor for actor in self._actors if actor in MAY_BE_AWAY and dice.random() < 0.15}
         self._weights = [actor.weight * dice.choice((0.4, 1, 1, 1, 2.5)) for actor in self._actors]
@@ -90,19 +93,18 @@ class Scenario:
     def run(self, steps: int = STEPS) -> Failure | None:
         """Live for so many steps, and come to an end; what went wrong, if anything did."""
         try:
-            self._begin()
+            self.begin()
             for step in range(1, steps + 1):
                 self.trace.step = step
-                self._try(self._turn)
-                if step % CHECK_EVERY == 0:
-                    self._try(self.check)
+                self.turn(step)
             self.trace.step = steps + 1
-            self._end()
+            self.end()
         except Exception as error:
             return Failure(self.seed, self.trace.step, error, list(self.trace.last), self.tables)
         return None
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Make the first topics."""
         configurer = self.actors[Configurer]
         assert isinstance(configurer, Configurer)
         for name in NAMES:
@@ -125,12 +127,24 @@ class Scenario:
         found = (world.engine.writer.total_records, world.engine.writer.total_bytes)
         demand(found == totals, f"the totals are {found}, not {totals}")
 
-    def _turn(self) -> None:
+    def turn(self, number: int) -> None:
+        """Let one of the actors act, and check everything now and then."""
+        self.attempt(self._act)
+        if number % CHECK_EVERY == 0:
+            self.attempt(self.check)
+
+    def died(self) -> None:
+        """The process has died within a call."""
+        chaos = self.actors[Chaos]
+        assert isinstance(chaos, Chaos)
+        chaos.died()
+
+    def _act(self) -> None:
         [kind] = self._dice.choices(self._actors, self._weights)
         if kind not in self._absent:
             self.actors[kind].act()
 
-    def _try(self, what: Callable[[], None]) -> None:
+    def attempt(self, what: Callable[[], None]) -> None:
         """Do it, though the engine may refuse it, or die in it."""
         written = self.world.w
         try:
@@ -139,11 +153,9 @@ class Scenario:
             self.trace.tell(f"  refused: {error.code}")
         except CrashError:
             self.trace.meet("a crash between two writes of a step", self.world.w > written)
-            chaos = self.actors[Chaos]
-            assert isinstance(chaos, Chaos)
-            chaos.died()
+            self.died()
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """Faults end, and all that is owed is done: forwarded, watched, worked off."""
         world = self.world
         world.disk.mend()

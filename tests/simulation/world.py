@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from engine_support import FakeClock
 
 from simulation.disk import CrashError, Disk, audit
 from simulation.oracle.groups import Groups
+from simulation.oracle.producers import Producers
 from simulation.oracle.queues import Queues
 from simulation.oracle.routers import Routers
 from simulation.oracle.tables import Tables
@@ -21,7 +22,7 @@ from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
 from topics_service.engine.topic import Topic
-from topics_service.storage.store import StoreError
+from topics_service.storage.store import Store, StoreError
 
 T = TypeVar("T")
 CEILING_STEP = 8
@@ -59,6 +60,7 @@ class World:
         self.queues = Queues(self)
         self.routers = Routers(self)
         self.groups = Groups(self)
+        self.producers = Producers(self)
         self.tables = Tables(self)
         self.owed: list[Owed] = []
         self.flights: list[int] = []  # tickets that fsyncs under way will cover
@@ -185,7 +187,7 @@ class World:
         self.topics.published(self.synced)
         self.tables.published(self.synced)
         self._settle()
-        for part in (self.topics, self.queues, self.routers, self.groups, self.tables):
+        for part in (self.topics, self.queues, self.routers, self.groups, self.producers, self.tables):
             part.prune(self.disk.synced)
 
     def _settle(self) -> None:
@@ -247,9 +249,13 @@ class World:
     def _open(self) -> Engine:
         self.clock.now = self.latest  # an older clock would make expired records young again: out of scope
         self.flights.clear()
+        return self.make_engine(self.disk, boot_id=self._boot)
+
+    def make_engine(self, store: Store, **options: Any) -> Engine:
+        """An engine of this world, on any store."""
         return Engine(
-            self.disk, self.clock, boot_id=self._boot, cache_bytes=2000, limits=LIMITS,
-            new_id=lambda _: f"{next(self._ids):026}", random=self.random.randbytes,
+            store, self.clock, cache_bytes=2000, limits=LIMITS,
+            new_id=lambda _: f"{next(self._ids):026}", random=self.random.randbytes, **options,
         )  # fmt: skip
 
     def _recover(self, how: str, left: int, *, power: bool) -> None:
@@ -264,6 +270,7 @@ class World:
             self._restore(topic, partition, log, old, how, power=power)
         self.routers.back(left, heads)
         self.queues.back(left)
+        self.producers.back(left)
         self.tables.back(left)
         self._hook()
         problems = audit(self.disk)

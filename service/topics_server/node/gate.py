@@ -92,17 +92,17 @@ class ReadGate:
             ) from error
 
     async def _look(self) -> None:
-        """A fence is at the first number that is free: the log has to end with an object of this owner, or where its
-        next one is."""
-        number = self._uploader.position.number
-        while True:
-            data = await self._bucket.get(objects.name(self._uploader.shard, number))
-            if data is None:
-                return
-            header = objects.decode(self._uploader.shard, number, data).header
-            if header.kind is Kind.FENCE or header.nonce != self._nonce:
-                raise LostShardError(f"the object {objects.name(self._uploader.shard, number)} is another owner's")
-            number += 1
+        """A fence stops this owner at the first number that was free: one between its oldest object under way and its
+        next one. All of them are looked at: objects before the fence may be deleted by now."""
+        uploader = self._uploader
+        first, last = uploader.position.number, uploader.next
+        names = [objects.name(uploader.shard, number) for number in range(first, last + 1)]
+        found = await asyncio.gather(*map(self._bucket.get, names))
+        for number, data in enumerate(found, first):
+            if data is not None:
+                header = objects.decode(uploader.shard, number, data).header
+                if header.kind is Kind.FENCE or header.nonce != self._nonce:
+                    raise LostShardError(f"the object {names[number - first]} is another owner's")
 
 
 def _seen(task: "asyncio.Task[None]") -> None:

@@ -417,9 +417,10 @@ class Replica:
         term.on_change = lambda: self._acknowledged(term)
         is_kept = False
         self._place.coming()
-        announcing = background.start(self._announce(term, owner, is_first=True))
+        announcing = background.start(self._first_announced(term, owner))
         try:
             await term.start(self._set_serving)
+            is_announced = await announcing
             await self._kafka.serve(term)
             self._place.here(term, self._me.addresses)
             self._set_role("owning")
@@ -427,7 +428,7 @@ class Replica:
             self._statistics.epoch = ownership.epoch
             log.info("owning shard %d from %d on, in epoch %d", self._shard, ownership.position.number, ownership.epoch)
             self._acknowledged(term)
-            target = await self._serve(term, owner, announcing)
+            target = await self._serve(term, owner, is_announced=is_announced)
             if target is not None:
                 is_kept = await self._hand_over(term, store, owner, target)
         except LostShardError as error:
@@ -449,15 +450,23 @@ class Replica:
             self._statistics.unacknowledged_bytes = self._statistics.followers = 0
         return is_kept
 
-    async def _serve(self, term: Term, owner: Owner, first: "asyncio.Task[bool]") -> str | None:
-        """Serve until there is a node to hand the shard to; "" if there is none, and this one is stopped. `first`
-        announces the owner.
+    async def _first_announced(self, term: Term, owner: Owner) -> bool:
+        """Announce the owner, whose fence is in the log, before it serves. Return False if it is stopped before.
+
+        Another node may have claimed the shard between the claim of this one and its fence, and trusts its lease: it
+        would not show what is acknowledged here. Raises LostShardError.
+        """
+        while not (self._stopping or term.failure):
+            if await self._announce(term, owner, is_first=True):
+                return True
+        return False
+
+    async def _serve(self, term: Term, owner: Owner, *, is_announced: bool) -> str | None:
+        """Serve until there is a node to hand the shard to; "" if there is none, and this one is stopped.
 
         Raises LostShardError when the shard is lost, or when another node has to be given it.
         """
-        is_announced = False
-        announcing: asyncio.Task[bool] | None = first
-        first.add_done_callback(lambda _: self.wake())
+        announcing: asyncio.Task[bool] | None = None
         try:
             while True:
                 self._measure(term)

@@ -1,4 +1,4 @@
-"""`PYTHONPATH=tests python -m cluster.simulation SEED [--steps N] [--trace]`: one life again, exactly."""
+"""`PYTHONPATH=tests python -m cluster.simulation SEED [--steps N] [--topics] [--trace]`: one life again, exactly."""
 
 import argparse
 import traceback
@@ -12,8 +12,9 @@ def main() -> int:
     parser.add_argument("seed", type=int)
     parser.add_argument("--steps", type=int, default=STEPS, help=f"how many ({STEPS})")
     parser.add_argument("--trace", action="store_true", help="print every step")
+    parser.add_argument("--topics", action="store_true", help="owners have engines")
     given = parser.parse_args()
-    trace, failure = run(given.seed, given.steps, show=given.trace)
+    trace, failure = run(given.seed, given.steps, topics=given.topics, show=given.trace)
     print(f"trace {trace.digest}")
     if failure is None:
         for kind, times in sorted(trace.met.items()):

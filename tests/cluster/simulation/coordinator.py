@@ -93,6 +93,11 @@ class Session:
         """Return whether the claim has been ours ever since it was made."""
         return await self._reach() and self._claimed == self.lease and self._coordinator.claim == (self, self.lease)
 
+    async def sees_another(self) -> bool:
+        """Return whether another node has the claim."""
+        claim = self._coordinator.claim
+        return await self._reach() and self._coordinator.is_claimed() and claim is not None and claim[0] is not self
+
     def give_up(self) -> None:
         """Let others claim."""
         if self._coordinator.claim is not None and self._coordinator.claim[0] is self and not self._is_cut:

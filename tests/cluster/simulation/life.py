@@ -3,21 +3,26 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
 from typing import Any
 from unittest.mock import patch
 
+from cluster.simulation.clients import Clients, Rows, Service, Topics
 from cluster.simulation.coordinator import Coordinator
 from cluster.simulation.loop import run_virtual
-from cluster.simulation.node import SHARD, Node
+from cluster.simulation.node import Node
 from cluster.simulation.objectstore import CALM, ObjectStore, Weather
 from cluster.simulation.oracle import Oracle
+from cluster.simulation.owner import SHARD, Owner
+from cluster.simulation.store import RawBatch
+from simulation.scenario import small_engine
 
 from support.log_model import OracleError, demand
 from support.trace import Trace
+from topics_service.engine.errors import TopicsError
 
 STEPS = 60
 COMMAND = "PYTHONPATH=tests python -m cluster.simulation"
@@ -27,6 +32,8 @@ SMALL: dict[str, Any] = {  # so that what takes hours elsewhere happens within a
     "topics_cluster.collect.DAY": 30.0,
     "topics_cluster.log.EARLY_BYTES": 300,
     "topics_cluster.log.MAX_OBJECT_BYTES": 400,
+    "topics_cluster.store.MAX_UNACKNOWLEDGED_BYTES": 12_000,
+    "topics_service.storage.rocks_batch.RawBatch": RawBatch,
 }
 ROUGH = Weather(lost=0.02, unanswered=0.03, late=0.03, twice=0.03, conflict=0.02, slow=0.05)
 STORMY = Weather(lost=0.05, unanswered=0.1, late=0.1, twice=0.1, conflict=0.05, slow=0.2)
@@ -40,19 +47,25 @@ class Failure:
     step: int
     error: BaseException
     last: list[str]
+    topics: bool
 
     def __str__(self) -> str:
         lines = "\n".join(self.last)
         return (
             f"{lines}\nseed {self.seed} fails at step {self.step}: {self.error!r}\n"
-            f"again: {COMMAND} {self.seed} --steps {self.step} --trace"
+            f"again: {COMMAND} {self.seed} --steps {self.step} {options(self.topics)}--trace"
         )
 
 
-class Life:
-    """Two to four nodes, one object store, one coordinator."""
+def options(topics: bool) -> str:
+    """The words behind the number of a seed that repeat its life."""
+    return "--topics " if topics else ""
 
-    def __init__(self, seed: int, trace: Trace) -> None:
+
+class Life:
+    """Two to four nodes, one object store, one coordinator. With `topics` owners have engines, else rows."""
+
+    def __init__(self, seed: int, trace: Trace, *, topics: bool) -> None:
         self.trace = trace
         self.dice = Random(f"{seed} life")
         self.oracle = Oracle(SHARD, trace)
@@ -65,6 +78,10 @@ class Life:
         self.pauses = self.dice.choice(((0.001, 0.05, 0.2), (0.3, 2.0)))
         """Between two writes of clients, in seconds."""
         self.nodes = [Node(self, name, Random(f"{seed} {name}")) for name in "abcd"[: self.dice.randint(2, 4)]]
+        self.service: Service | None = None
+        if topics:
+            self.service = Service(seed, trace)
+            self._clients = Clients(self, seed, self.service)
         self._keys = count(1)
         self._failure: asyncio.Future[None] | None = None
         self._actions: dict[Callable[[Node], None], float] = {
@@ -73,6 +90,8 @@ class Life:
             self._cut_off: self.dice.random() / 2,
             self._leave_alone: self.dice.random() / 2,
             self._contend: self.dice.random() * (not self.is_leased),
+            self._hand_over: self.dice.random() / 2,
+            self._trip: self.dice.random() / 3,
             self._checkpoint: 3 * self.dice.random(),
             self._collect: 3 * self.dice.random(),
             self._read: 3,
@@ -86,8 +105,12 @@ class Life:
         return asyncio.get_running_loop().time()
 
     def new_key(self) -> bytes:
-        """The key of a batch, of which there is only one."""
+        """The key of a row, which is written once."""
         return b"%d" % next(self._keys)
+
+    def make_work(self, owner: Owner) -> Rows | Topics:
+        """What an owner has its clients do."""
+        return Rows(owner) if self.service is None else Topics(owner, self.service)
 
     def tell(self, text: str) -> None:
         """A line of the trace."""
@@ -121,9 +144,11 @@ class Life:
 
     async def _act(self, steps: int) -> None:
         for node in self.nodes:
-            node.start()
+            if node is self.nodes[0] or self.dice.random() < 0.8:  # others join later
+                node.start()
         for step in range(1, steps + 1):
             self.trace.step = step
+            await self._call()
             await asyncio.sleep(self.dice.choice((0.005, 0.02, 0.1, 0.5, 2)) * self.dice.random())
             [action] = self.dice.choices(list(self._actions), list(self._actions.values()))
             owners = [node for node in self.nodes if node.owner is not None]
@@ -131,12 +156,22 @@ class Life:
         self.trace.step = steps + 1
         await self._end()
 
+    async def _call(self) -> None:
+        """Let clients call, with objects under way."""
+        if self.service is not None:
+            for _ in range(self.dice.randrange(8)):
+                self._clients.go_on()
+                await asyncio.sleep(self.dice.choice((0, 0.001, 0.02)))
+
     async def _end(self) -> None:
         """Faults end, somebody owns, and everybody reads the log to its end."""
         self.weather = replace(CALM)
         self.coordinator.is_away = False
         for node in self.nodes:
             node.is_cut_off = node.is_alone = node.wants = False
+            node.hands_over_to = None
+            if node.disk is not None:
+                node.disk.mend()
             node.wake()
             if not node.is_alive:
                 node.start()
@@ -145,19 +180,37 @@ class Life:
         until = self.now + END_SECONDS
         while self.oracle.acknowledged <= before + 3 or sum(node.owner is not None for node in self.nodes) != 1:
             demand(self.now < until, "nothing is acknowledged any more, or by several")
+            await self._call()
+            self._read(self.nodes[0])
             await asyncio.sleep(0.5)
         self.is_busy = False
         while not self._is_at_rest():
-            demand(self.now < until, f"no rest: {[(n.name, n.disk and len(n.disk.keys)) for n in self.nodes]}")
+            demand(self.now < until, f"no rest: {[(n.name, n.store and n.store.ticket) for n in self.nodes]}")
+            self._read(self.nodes[0])
+            await self._close()
             await asyncio.sleep(0.5)
         for node in self.nodes:
-            assert node.disk is not None
-            self.oracle.has_read(node.name, node.disk.keys, 0)
+            assert node.store is not None
+            self.oracle.has(node.name, len(self.oracle.facts), node.store.disk)
+        if self.service is not None:
+            self.service.move(self.nodes[0].store.disk.rows())
+            self._clients.end()
+
+    async def _close(self) -> None:
+        """Let the owner close its engine: another one may have taken over meanwhile."""
+        service = self.service
+        if service is not None and service.is_there:
+            assert service.newest is not None
+            service.newest.owner.is_finishing = True
+            with suppress(TopicsError):
+                await service.newest.finish()
 
     def _is_at_rest(self) -> bool:
-        disks = [node.disk for node in self.nodes if node.disk is not None]
         total = len(self.oracle.facts)
-        return [len(disk.keys) for disk in disks] == [total] * len(self.nodes)
+        is_closed = self.service is None or self.service.closed_at == total
+        return is_closed and all(
+            node.store is not None and node.store.ticket == total and not node.store.is_ahead for node in self.nodes
+        )
 
     # ---------------------------------------------------------------- what happens
 
@@ -200,6 +253,16 @@ class Life:
             each.wants = True
         self.trace.meet("a contest")
 
+    def _hand_over(self, node: Node) -> None:
+        if node.owner is not None:
+            others = [each for each in self.nodes if each is not node and each.is_alive]
+            node.hands_over_to = self.dice.choice(others) if others else None
+
+    def _trip(self, node: Node) -> None:
+        if node.is_alive and node.disk is not None:
+            node.disk.fuse = self.dice.randrange(6)
+            self.tell(f"{node.name} will die before write {node.disk.fuse}")
+
     def _checkpoint(self, node: Node) -> None:
         if node.is_alive:
             node.spawn(node.checkpoint())
@@ -212,6 +275,9 @@ class Life:
         for node in self.nodes:
             if node.owner is not None and not node.is_asleep and self.dice.random() < 0.7:
                 node.spawn(node.owner.read())
+                other = self.dice.choice(self.nodes)
+                if other.is_alive and other.owner is None:
+                    other.spawn(other.read(node.owner))
 
     def _change(self, _node: Node) -> None:
         self.weather = self.dice.choice((CALM, ROUGH, STORMY))
@@ -225,22 +291,23 @@ class Life:
 def small_cluster() -> Iterator[None]:
     """The cluster as a simulation has it."""
     with ExitStack() as stack:
+        stack.enter_context(small_engine())
         for name, value in SMALL.items():
             stack.enter_context(patch(name, value))
         stack.enter_context(patch.object(logging.getLogger("topics.cluster"), "disabled", True))
         yield
 
 
-def run(seed: int, steps: int = STEPS, *, show: bool = False) -> tuple[Trace, Failure | None]:
+def run(seed: int, steps: int = STEPS, *, topics: bool = False, show: bool = False) -> tuple[Trace, Failure | None]:
     """One life, and what went wrong with it."""
     trace = Trace(show=show)
 
     async def main() -> None:
-        await Life(seed, trace).run(steps)
+        await Life(seed, trace, topics=topics).run(steps)
 
     with small_cluster():
         try:
             run_virtual(main)
         except Exception as error:
-            return trace, Failure(seed, trace.step, error, list(trace.last))
+            return trace, Failure(seed, trace.step, error, list(trace.last), topics)
         return trace, None

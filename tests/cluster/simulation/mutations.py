@@ -3,22 +3,24 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from unittest.mock import PropertyMock, patch
 
-from cluster.simulation.store import ModelStore, Write
-
-from topics_cluster import checkpoint, collect, objects, takeover
+from topics_cluster import checkpoint, collect, objects, reuse, takeover
 from topics_cluster.bucket import BucketError, ObjectEntry
 from topics_cluster.follower import BehindCheckpointError, Newest
 from topics_cluster.log import MAX_WINDOW, Appender, Position, Put, Tail
 from topics_cluster.objects import Header, Kind, LogObject
+from topics_cluster.store import ShardStore
+from topics_cluster.takeover import Ownership
 from topics_cluster.uploader import Uploader
 from topics_server.node.gate import ReadGate
+from topics_service.storage.store import WriteBatch
 
 Planted = Callable[[], AbstractContextManager[Any]]
 
-_make, _created = Uploader._make, Appender.created
+_make, _created, _fence = Uploader._make, Appender.created, Tail.fence
+_apply, _write, _durable = ShardStore.apply, ShardStore.write, ShardStore.durable
 
 
 async def _no_look(_newest: Newest, _tail: Tail) -> None:
@@ -35,10 +37,10 @@ def _any_goes(entry: ObjectEntry, below: int, before: float) -> bool:
     return entry.modified < before and objects.number_of(entry.name) < below
 
 
-def _fence_of_one(self: Tail, nonce: bytes, window: int = MAX_WINDOW) -> Put:
-    epoch, number, ticket = self.position
-    header = Header(Kind.FENCE, self.shard, epoch + 1, number, number + 1, ticket, nonce)
-    return Put(number, objects.name(self.shard, number), objects.encode(header), ticket, 0)
+def _fence_of_one(self: Tail, nonce: bytes, window: int = MAX_WINDOW, ahead: int = 0) -> Put:
+    put = _fence(self, nonce, window, ahead)
+    header = objects.decode(self.shard, put.number, b"".join(put.parts)).header
+    return put._replace(parts=objects.encode(header._replace(resume=put.number + 1)))
 
 
 def _out_of_order(self: Appender, number: int, now: float) -> int | None:
@@ -83,16 +85,20 @@ async def _other_bytes(self: Uploader, put: Put) -> None:
         return
 
 
-def _in_part(self: ModelStore, found: LogObject, position: Position) -> None:
-    for batch in found.batches:
-        self.disk.write(Write(self._keys([batch]), position, position.ticket))
-    self.disk.write(Write((), position, position.ticket))
-    self._position, self.ticket = position, position.ticket
+def _in_part(self: ShardStore, found: LogObject, position: Position) -> None:
+    before = self._position
+    for batch in found.batches or [None]:
+        self._position = before
+        _apply(self, found._replace(batches=[] if batch is None else [batch]), position)
 
 
-def _old_row(self: ModelStore, keys: tuple[bytes, ...], position: Position, ticket: int) -> Write:
-    row = self.disk.row
-    return Write(keys, row.position, row.ticket) if self.uploader is not None else Write(keys, position, ticket)
+def _no_row(self: ShardStore, batch: WriteBatch) -> None:
+    with patch("topics_cluster.store.POSITION_KEY", b"written_ms"):
+        _write(self, batch)
+
+
+def _one_more(self: ShardStore, acknowledged: int) -> int:
+    return min(self.engine.written, _durable(self, acknowledged) + 1)
 
 
 def _same_epoch(self: Appender, number: int, found: bytes | None) -> Literal["ours", "fenced", "again"]:
@@ -103,20 +109,38 @@ async def _at_once(_store: object, _ticket: int) -> None:
     """Wait for nothing."""
 
 
-MUTATIONS: dict[str, tuple[Planted, int]] = {
-    "no second look at the checkpoints": (lambda: patch.object(takeover, "_check_checkpoint", _no_look), 39),
-    "only a checkpoint above the fence counts": (
-        lambda: patch.object(takeover, "_check_checkpoint", _above_the_fence), 1,
+async def _always(*_: object) -> bool:
+    return True
+
+
+class Mutation(NamedTuple):
+    """The way to plant a bug, and the seed of a life that finds it; with `topics` of one with engines."""
+
+    planted: Planted
+    seed: int
+    topics: bool = False
+
+
+MUTATIONS = {
+    "no second look at the checkpoints": Mutation(lambda: patch.object(takeover, "_check_checkpoint", _no_look), 86),
+    "only a checkpoint above the fence counts": Mutation(
+        lambda: patch.object(takeover, "_check_checkpoint", _above_the_fence), 1
     ),
-    "fences collected": (lambda: patch.object(collect, "is_outdated", _any_goes), 197),
-    "a fence that resumes at the next number": (lambda: patch.object(Tail, "fence", _fence_of_one), 1),
-    "acknowledged out of order": (lambda: patch.object(Appender, "created", _out_of_order), 1),
-    "acknowledged before the answer": (lambda: patch.object(Uploader, "_make", _unanswered), 1),
-    "other bytes under the same number": (lambda: patch.object(Uploader, "_make", _other_bytes), 37),
-    "an object applied in part": (lambda: patch.object(ModelStore, "apply", _in_part), 12),
-    "the row of the position forgotten": (lambda: patch.object(ModelStore, "_row", _old_row), 1),
-    "read after the lease": (lambda: patch.object(ReadGate, "is_open", PropertyMock(return_value=True)), 4),
-    "another owner's object taken for one's own": (lambda: patch.object(Appender, "exists", _same_epoch), 1),
-    "a checkpoint of what is not in the log": (lambda: patch.object(checkpoint, "in_the_log", _at_once), 1),
-}  # fmt: skip
-"""By name: how it is planted, and the seed of a life that finds it."""
+    "fences collected": Mutation(lambda: patch.object(collect, "is_outdated", _any_goes), 26, True),
+    "a fence that resumes at the next number": Mutation(lambda: patch.object(Tail, "fence", _fence_of_one), 1),
+    "acknowledged out of order": Mutation(lambda: patch.object(Appender, "created", _out_of_order), 1),
+    "acknowledged before the answer": Mutation(lambda: patch.object(Uploader, "_make", _unanswered), 1),
+    "other bytes under the same number": Mutation(lambda: patch.object(Uploader, "_make", _other_bytes), 1),
+    "an object applied in part": Mutation(lambda: patch.object(ShardStore, "apply", _in_part), 3),
+    "the row of the position forgotten": Mutation(lambda: patch.object(ShardStore, "write", _no_row), 1),
+    "read after the lease": Mutation(lambda: patch.object(ReadGate, "is_open", PropertyMock(return_value=True)), 13),
+    "another owner's object taken for one's own": Mutation(lambda: patch.object(Appender, "exists", _same_epoch), 1),
+    "a checkpoint of what is not in the log": Mutation(lambda: patch.object(checkpoint, "in_the_log", _at_once), 1),
+    "any directory used again": Mutation(lambda: patch.object(reuse, "is_part_of_log", _always), 5),
+    "published one write too early": Mutation(lambda: patch.object(ShardStore, "durable", _one_more), 2, True),
+    "a recovery as in the same boot": Mutation(lambda: patch.object(Ownership, "boot_id", "boot"), 9, True),
+    "a look at the oldest number alone": Mutation(
+        lambda: patch.object(Uploader, "next", property(lambda self: self.position.number)), 18, True
+    ),
+}
+"""By name."""

@@ -1,40 +1,37 @@
-"""A node: it follows the log, takes over, owns, makes checkpoints and collects, sleeps and dies.
+"""A node: it follows the log, takes over, owns, hands over, makes checkpoints and collects, sleeps and dies.
 
-Reading, fencing, writing, the gate of reads and collection are the program's own; the store and the role are models.
+The store, reading, fencing, writing, the gate of reads and collection are the program's own; the role is a model.
 """
 
 import asyncio
 import hashlib
 from collections.abc import Coroutine
 from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
-from unittest.mock import patch
 
 import msgspec
 from cluster.simulation.coordinator import Session
 from cluster.simulation.objectstore import NodeBucket
-from cluster.simulation.store import Disk, ModelStore, Write
+from cluster.simulation.owner import SHARD, Owner
+from cluster.simulation.store import NodeDisk, NodeStore
+from simulation.disk import CrashError
 
 from support.log_model import OracleError, demand
 from topics_backup.manifest import File, seal
-from topics_cluster import checkpoint, collect, takeover
-from topics_cluster import uploader as uploading
+from topics_cluster import checkpoint, collect, reuse, takeover
 from topics_cluster.bucket import BucketError
 from topics_cluster.checkpoint import Checkpoint
 from topics_cluster.follower import BehindCheckpointError, Follower
-from topics_cluster.log import OutOfOrderError, Position
-from topics_cluster.objects import LogObject
-from topics_cluster.store import ShardStore
+from topics_cluster.log import START, OutOfOrderError, Position
+from topics_cluster.store import POSITION_KEY, read_position
 from topics_cluster.takeover import GivenWayError, Ownership, StoreAheadError
-from topics_cluster.uploader import FencedError, Uploader
-from topics_server.node.gate import LostShardError, ReadGate
-from topics_service.engine.errors import TopicsError
+from topics_server.node.gate import LostShardError
+from topics_server.node.local import LocalTopics
+from topics_service.storage.store import Family
 
 if TYPE_CHECKING:
     from cluster.simulation.life import Life
-
-SHARD = 0
-NEVER = 1e18
 
 
 class Node:
@@ -42,16 +39,19 @@ class Node:
 
     def __init__(self, life: "Life", name: str, dice: Random) -> None:
         self.name = name
-        self.disk: Disk | None = None
+        self.disk: NodeDisk | None = None
         self.is_alive = False
         self.is_cut_off = False
         """From the object store."""
         self.is_alone = False
         """Cut off from the coordinator."""
         self.owner: Owner | None = None
-        self.store: ModelStore | None = None
+        self.store: NodeStore | None = None
         self.wants = False
         """Takes over next, whoever owns."""
+        self.nonce = dice.randbytes(16)
+        """That of its next takeover; also others know of it."""
+        self.hands_over_to: Node | None = None
         self.dice = dice
         self.bucket = NodeBucket(life.store, self, lambda: life.weather, dice)
         self._restored: int | None = None
@@ -82,9 +82,9 @@ class Node:
             task.cancel()
         self._tasks.clear()
         self.store = None
-        self.wants = False
+        self.wants, self.hands_over_to = False, None
         if power and self.disk is not None:
-            self.disk.cut_power(self.dice.randrange(8))
+            self.disk.cut_power(self.disk.writes - self.dice.randrange(1 + self.disk.writes - self.disk.synced))
 
     def sleep(self) -> None:
         """Run no further."""
@@ -118,10 +118,14 @@ class Node:
         task = asyncio.create_task(self._guarded(what))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: what.close())  # it may not have begun
 
     async def _guarded(self, what: Coroutine[Any, Any, None]) -> None:
         try:
             await what
+        except CrashError:
+            self._life.trace.meet("a crash between two writes of a node")
+            self.kill()
         except Exception as error:
             self._life.failed(error)
 
@@ -154,16 +158,23 @@ class Node:
                 self._session.give_up()
                 self.store, self.disk = None, None
 
-    async def _open(self) -> ModelStore:
-        """Use the local directory, or restore the newest checkpoint."""
+    async def _open(self) -> NodeStore:
+        """Use the local directory, if its rows are a part of the log, or restore the newest checkpoint."""
         if self.disk is not None:
-            self._life.trace.meet("a directory used again")
             self._restored = None
-        else:
-            self.disk = await self._restore()
-        return ModelStore(self.disk)
+            store = NodeStore(self.disk)
+            if await reuse.is_part_of_log(self.bucket, store, SHARD, self.newest):
+                self._life.trace.meet("a directory used again")
+                self._life.oracle.has(self.name, store.ticket, self.disk)
+                return store
+            self._life.trace.meet("a directory that is no part of the log")
+            self._life.tell(f"{self.name} has what is not in the log")
+        self.disk = await self._restore()
+        store = NodeStore(self.disk)
+        self._life.oracle.has(self.name, store.ticket, self.disk)
+        return store
 
-    async def _restore(self) -> Disk:
+    async def _restore(self) -> NodeDisk:
         while True:
             made = await checkpoint.entries(self.bucket, SHARD)
             for number, _ in made[:-3:-1]:
@@ -171,15 +182,13 @@ class Node:
                 data = None
                 if found is not None:
                     data = await self.bucket.get(checkpoint.file_name(SHARD, found.files[0]))
-                if found is not None and data is not None:
-                    keys = tuple(msgspec.msgpack.decode(data, type=list[bytes]))
-                    self._life.oracle.has_read(self.name, list(keys), 0)
+                if data is not None:
                     self._life.trace.meet("a checkpoint restored")
                     self._restored = number
-                    return Disk(Write(keys, found.position, found.applied))
+                    return NodeDisk(msgspec.msgpack.decode(data, type=list[tuple[Family, bytes, bytes]]))
             if not made:
                 self._restored = 0
-                return Disk()
+                return NodeDisk()
             demand(await self._newest_number() > made[-1].number, "neither of two checkpoints is whole")
 
     async def _newest_number(self) -> int:
@@ -201,10 +210,10 @@ class Node:
         if self._restored is not None and newest <= self._restored:
             raise OracleError(f"{self.name} finds the log damaged: {error}")
 
-    async def _follow(self, store: ModelStore) -> Ownership:
+    async def _follow(self, store: NodeStore) -> Ownership:
         """Read on until it owns."""
-        follower = Follower(self.bucket, cast(ShardStore, store), SHARD, self.newest)
-        follower.on_applied = lambda found: self._applied(store, found)
+        follower = Follower(self.bucket, store, SHARD, self.newest)
+        follower.on_applied = lambda _found: self._applied(store)
         while True:
             await follower.catch_up()
             if self.dice.random() < 0.3:
@@ -214,25 +223,48 @@ class Node:
                 return await self._take_over(store)
             await self.pause(self.dice.uniform(0.02, 0.3))
 
-    def _applied(self, store: ModelStore, found: LogObject) -> None:
-        keys = [batch.rows[0][2] for batch in found.batches]
-        self._life.oracle.has_read(self.name, keys, len(store.disk.keys) - len(keys))
+    def _applied(self, store: NodeStore) -> None:
+        if self.dice.random() < 0.1:
+            self._life.oracle.has(self.name, store.ticket, store.disk)
 
-    async def _take_over(self, store: ModelStore) -> Ownership:
-        nonce = self.dice.randbytes(16)
-        found = await takeover.take_over(
-            self.bucket, cast(ShardStore, store), SHARD, nonce, newest=self.newest
-        )  # fmt: skip
+    async def _take_over(self, store: NodeStore) -> Ownership:
+        nonce, self.nonce = self.nonce, self.dice.randbytes(16)
+        found = await takeover.take_over(self.bucket, store, SHARD, nonce, newest=self.newest)
         await self.awake()
         self._life.trace.meet("a takeover")
         self._life.tell(f"{self.name} owns epoch {found.epoch} from {found.position.number}")
-        self._life.oracle.has_read(self.name, store.disk.keys, 0)
-        self._life.oracle.owns(self.name, found.epoch, len(store.disk.keys))
+        self._life.oracle.has(self.name, store.ticket, store.disk)
+        self._life.oracle.owns(self.name, found.epoch, store.ticket)
         return found
 
-    async def _own(self, store: ModelStore, ownership: Ownership) -> None:
+    async def _own(self, store: NodeStore, ownership: Ownership) -> None:
+        """Own until another node does, or is handed the shard. Raises LostShardError."""
         self.owner = owner = Owner(self._life, self, store, ownership, self._session)
-        await owner.run()
+        target = await owner.run()
+        self.owner = None
+        self._life.trace.meet("a shard that was made ready for a handover")
+        self._life.tell(f"{self.name} hands over to {target.name}")
+        self.hands_over_to = None
+        target.wants = not self._life.is_leased
+        try:
+            if await takeover.hand_over(self.bucket, store, SHARD, target.nonce):
+                self._life.trace.meet("a handover")
+        finally:
+            self._session.give_up()
+
+    async def read(self, owner: Owner) -> None:
+        """A client reads at this node, which follows."""
+        oracle, at_least, store = self._life.oracle, self._life.oracle.acknowledged, self.store
+        wanted = await owner.standpoint()
+        await self.awake()
+        for _ in range(20):
+            if wanted is None or store is None or store is not self.store or store.uploader is not None:
+                return
+            if LocalTopics._has(cast(LocalTopics, SimpleNamespace(store=store)), wanted):
+                oracle.is_whole(self.name, store.ticket, at_least)
+                self._life.trace.meet("a read at a follower")
+                return
+            await self.pause(0.05)
 
     # --------------------------------------------------------------- housekeeping
 
@@ -241,22 +273,23 @@ class Node:
         store = self.store
         if store is None:
             return
-        keys, row = list(store.disk.keys), store.disk.row
-        content = msgspec.msgpack.encode(keys)
+        rows, row = list(store.disk.rows()), store.disk.get(Family.META, POSITION_KEY)
+        position, applied = (START, START.ticket) if row is None else read_position(row)
+        content = msgspec.msgpack.encode(rows)
         file = File("CURRENT", len(content), hashlib.sha256(content).hexdigest())
         made = Checkpoint(
-            format=checkpoint.FORMAT, shard=SHARD, number=row.position.number, epoch=row.position.epoch,
-            ticket=row.position.ticket, applied=row.ticket, created_ms=0, node=self.name, server_version="",
+            format=checkpoint.FORMAT, shard=SHARD, number=position.number, epoch=position.epoch,
+            ticket=position.ticket, applied=applied, created_ms=0, node=self.name, server_version="",
             store_format="", files=[file],
         )  # fmt: skip
         name = checkpoint.name_of(SHARD, made.number)
         try:
-            await checkpoint.in_the_log(cast(ShardStore, store), row.ticket)
+            await checkpoint.in_the_log(store, applied)
             await self.bucket.put(checkpoint.file_name(SHARD, file), content)
             await self.pause(self.dice.choice((0, 0, 1)))
             if await self.bucket.create(name, [seal(msgspec.json.encode(made))]):
                 self._life.trace.meet("a checkpoint")
-                self._life.tell(f"{self.name} made the checkpoint {made.number} with {len(keys)} batches")
+                self._life.tell(f"{self.name} made the checkpoint {made.number} with {applied} batches")
         except (BucketError, checkpoint.CheckpointError):
             self._life.trace.meet("a checkpoint that failed")
 
@@ -270,107 +303,3 @@ class Node:
         self._life.trace.meet("data of the log collected", gone.objects)
         self._life.trace.meet("a checkpoint collected", gone.checkpoints)
         self._life.trace.meet("a file collected", gone.files)
-
-
-class _NoThread:
-    """In place of the uploader's thread: its loop is that of the life."""
-
-    def __init__(self, **_: object) -> None: ...
-
-    def start(self) -> None: ...
-
-
-def _uploader(node: Node, position: Position, nonce: bytes) -> Uploader:
-    loop = asyncio.get_running_loop()
-    with (
-        patch.object(uploading.asyncio, "new_event_loop", lambda: loop),
-        patch.object(uploading.threading, "Thread", _NoThread),
-    ):
-        return Uploader(node.bucket, SHARD, position, nonce, window=node.dice.choice((1, 4, 4, 8)))
-
-
-class Owner:
-    """A node that owns: takes batches, puts objects, acknowledges, answers reads."""
-
-    def __init__(self, life: "Life", node: Node, store: ModelStore, ownership: Ownership, session: Session) -> None:
-        self._life = life
-        self._node = node
-        self._store = store
-        self._session = session
-        self.acknowledged = ownership.position.ticket
-        self.uploader = _uploader(node, ownership.position, ownership.nonce)
-        self.uploader.on_acknowledged = self._acknowledge
-        self.uploader.on_failed = self._fail
-        store.own(self.uploader)
-        self.gate = ReadGate(
-            session, node.bucket, self.uploader, ownership.nonce, lambda: node.now if life.is_leased else NEVER
-        )  # type: ignore[arg-type]
-        self._lost = asyncio.Event()
-
-    async def run(self) -> None:
-        """Own until another one does. Raises LostShardError."""
-        self._node.spawn(self._write())
-        self._node.spawn(self._announce())
-        await self._lost.wait()
-        raise LostShardError("fenced")
-
-    def end(self) -> None:
-        """The process is dead, or owns no more."""
-        self.uploader._stopping = True
-        if self.uploader._timer is not None:
-            self.uploader._timer.cancel()
-        for task in self.uploader._tasks:
-            task.cancel()
-        self._lost.set()
-
-    def _fail(self, error: Exception) -> None:
-        if not isinstance(error, FencedError):
-            self._life.failed(error)
-        self._life.trace.meet("an owner that was fenced")
-        self._lost.set()
-
-    def _acknowledge(self, ticket: int) -> None:
-        keys = self._store.disk.keys[self.acknowledged : ticket]
-        self._life.oracle.has_acknowledged(self._node.name, ticket, keys)
-        self.acknowledged = ticket
-
-    async def _announce(self) -> None:
-        """Renew the claim whenever its lease has ended: another node may have owned in between."""
-        if not await self._session.keeps():
-            self.gate.doubt()
-        while not self._lost.is_set():
-            if self._node.now >= self._session.valid_until or self.gate._is_doubted:
-                self.gate.doubt()
-                if await self._session.claim():
-                    try:
-                        await self.gate.trust()
-                    except LostShardError:
-                        self._lost.set()
-                    except TopicsError:
-                        pass
-            await self._node.pause(0.25)
-
-    async def _write(self) -> None:
-        """Write as clients do."""
-        node = self._node
-        while not self._lost.is_set():
-            for _ in range(node.dice.choice((1, 1, 1, 2, 5))):
-                if self.uploader.unacknowledged_bytes < 4000 and self._life.is_busy and not self._lost.is_set():
-                    self._store.write(self._life.new_key())
-            await node.pause(node.dice.choice(self._life.pauses))
-
-    async def read(self) -> None:
-        """A client reads."""
-        oracle, at_least = self._life.oracle, self._life.oracle.acknowledged
-        if not self.gate.is_open:
-            try:
-                await self.gate.look()
-            except TopicsError:
-                return
-            except LostShardError:
-                self._lost.set()
-                return
-            self._life.trace.meet("a read after a look")
-        if not self._lost.is_set() and not self._node.is_asleep:
-            oracle.is_whole(self._node.name, self.acknowledged, at_least)
-            self._life.trace.meet("a read")

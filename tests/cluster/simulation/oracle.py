@@ -2,17 +2,27 @@
 
 from typing import NamedTuple
 
+from cluster.simulation.store import NodeDisk
+
 from support.log_model import demand
 from support.trace import Trace
 from topics_cluster import objects
-from topics_cluster.objects import Kind
+from topics_cluster.objects import Kind, Row
+from topics_service.storage.memory import MemoryBatch, MemoryStore
+from topics_service.storage.store import Family
 
 
 class Fact(NamedTuple):
-    """A batch of the log: the epoch that it was written in, and its key, which is written once."""
+    """A batch of the log: the epoch that it was written in, its rows, and the state of a store that ends with it."""
 
     epoch: int
-    key: bytes
+    rows: int
+    state: int
+
+
+def hashed(rows: "list[Row]") -> int:
+    """A hash of the rows of a batch."""
+    return hash(tuple(rows))
 
 
 class Oracle:
@@ -28,11 +38,14 @@ class Oracle:
         self.epoch = 0
         self.acknowledged = 0
         """The highest ticket that was acknowledged."""
+        self._ends: dict[int, int] = {}  # the last ticket before the fence of an epoch
         self._at_fence: dict[int, int] = {}  # the highest ticket acknowledged when the fence of an epoch was made
         self._shard = shard
         self._prefix = objects.prefix(shard)
         self._objects: dict[int, bytes] = {}
         self._next = 1
+        self._rows = MemoryStore()
+        self._state = 0
 
     def made(self, name: str, data: bytes) -> None:
         """An object was made."""
@@ -53,32 +66,55 @@ class Oracle:
         if header.kind is Kind.FENCE:
             demand(header.epoch > self.epoch, f"a fence of epoch {header.epoch} in epoch {self.epoch}")
             self.epoch, self._next = header.epoch, header.resume
+            self._ends[self.epoch] = len(self.facts)
             self._at_fence[self.epoch] = self.acknowledged
             self.trace.meet("a fence")
             return
         demand(header.epoch == self.epoch, f"data of epoch {header.epoch} is read as of epoch {self.epoch}")
         for batch in batches:
-            fact = Fact(header.epoch, batch.rows[0][2])
+            found = hashed(batch.rows)
             if batch.ticket <= len(self.facts):
-                demand(self.facts[batch.ticket - 1].key == fact.key, f"ticket {batch.ticket} is another batch")
+                demand(self.facts[batch.ticket - 1].rows == found, f"ticket {batch.ticket} is another batch")
                 continue
             demand(batch.ticket == len(self.facts) + 1, f"ticket {batch.ticket} follows {len(self.facts)}")
-            self.facts.append(fact)
+            self._apply(batch.rows)
+            self.facts.append(Fact(header.epoch, found, self._state))
         self._next += 1
 
-    def has_acknowledged(self, node: str, ticket: int, keys: list[bytes]) -> None:
-        """A node acknowledges the batches up to `ticket`, the last of which have these keys."""
+    def _apply(self, rows: "list[Row]") -> None:
+        """Change the rows as a store would, and the hash of all of them."""
+        store, batch = self._rows, MemoryBatch()
+        for op, number, key, value in rows:
+            family = Family(number)
+            gone = [key] if op != objects.Op.DELETE_RANGE else [each for each, _ in store.scan(family, key, value)]
+            for each in gone:
+                old = store.get(family, each)
+                self._state ^= 0 if old is None else hash((family, each, old))
+                batch.delete(family, each)
+            if op == objects.Op.PUT:
+                batch.put(family, key, value)
+                self._state ^= hash((family, key, value))
+            store.write(batch)
+            batch = MemoryBatch()
+
+    def durable(self, epoch: int) -> int:
+        """The ticket up to which batches are in the log for good, for those who know of no later epoch than this."""
+        return min((end for begun, end in self._ends.items() if begun > epoch), default=len(self.facts))
+
+    def has_acknowledged(self, node: str, ticket: int, made: list[int]) -> None:
+        """A node acknowledges the batches up to `ticket`, the last of which have these rows."""
         what = f"{node} acknowledges ticket {ticket}"
         demand(ticket <= len(self.facts), f"{what}, the log ends at {len(self.facts)}")
-        found = [fact.key for fact in self.facts[ticket - len(keys) : ticket]]
-        demand(found == keys, f"{what} of {keys}, the log has {found}")
+        found = [fact.rows for fact in self.facts[ticket - len(made) : ticket]]
+        demand(found == made, f"{what}, and the log has other batches")
         self.acknowledged = max(self.acknowledged, ticket)
-        self.trace.meet("an acknowledgement", len(keys))
+        self.trace.meet("an acknowledgement", len(made))
 
-    def has_read(self, node: str, keys: list[bytes], start: int) -> None:
-        """A node has applied batches of the log, from index `start` on."""
-        found = [fact.key for fact in self.facts[start : start + len(keys)]]
-        demand(found == keys, f"{node} applies {keys} behind ticket {start}, the log has {found}")
+    def has(self, node: str, ticket: int, disk: NodeDisk) -> None:
+        """A node has exactly the batches of the log up to a ticket."""
+        demand(ticket <= len(self.facts), f"{node} has ticket {ticket}, the log ends at {len(self.facts)}")
+        state = self.facts[ticket - 1].state if ticket else 0
+        demand(disk.state() == state, f"{node} has other rows than the log up to ticket {ticket}")
 
     def owns(self, node: str, epoch: int, count: int) -> None:
         """A node owns, with so many batches: all that was acknowledged when its fence was made."""

@@ -1,93 +1,140 @@
-"""The store of a shard as a model: the keys of its batches, in order, on a disk that may lose the last writes."""
+"""The program's ShardStore on a model of a disk: what RocksDB does is done by sorted dictionaries."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
-from topics_cluster.log import START, Position
-from topics_cluster.objects import Batch, LogObject, Op
-from topics_cluster.uploader import Uploader
-from topics_service.storage.store import Family
+from simulation.disk import Disk
 
+from support.shards import LOCAL
+from topics_cluster.store import ShardStore
+from topics_service.storage.memory import MemoryBatch, MemorySnapshot
+from topics_service.storage.rocks_batch import RocksBatch
+from topics_service.storage.store import Family, StoreStalledError, WriteBatch
 
-class Write(NamedTuple):
-    """One atomic write: keys of batches, and the row that says where the store stands."""
-
-    keys: tuple[bytes, ...]
-    position: Position
-    ticket: int
-
-
-NOTHING = Write((), START, START.ticket)
+Rows = Iterable[tuple[Family, bytes, bytes]]
+MOST_LOST = 8
+"""The disk is synced so often that a power cut takes fewer writes."""
 
 
-class Disk:
-    """Survives a kill as it is, and a power cut as a prefix of its writes. `first` is what a checkpoint had."""
+class RawBatch:
+    """In place of rocksdict's: a batch whose families are their own handles."""
 
-    def __init__(self, first: Write = NOTHING) -> None:
-        self._writes = [first]
-        self.keys = list(first.keys)
-        """The batches, by ticket from 1 on."""
+    def __init__(self, *, raw_mode: bool) -> None:
+        assert raw_mode
+        self.batch = MemoryBatch()
 
-    @property
-    def row(self) -> Write:
-        """The newest row."""
-        return self._writes[-1]
+    def put(self, key: bytes, value: bytes, family: Family) -> None:
+        self.batch.put(family, key, value)
 
-    def write(self, write: Write) -> None:
-        """Write at once."""
-        self._writes.append(write)
-        self.keys += write.keys
+    def delete(self, key: bytes, family: Family) -> None:
+        self.batch.delete(family, key)
 
-    def cut_power(self, lost: int) -> None:
-        """Lose the last writes, up to so many."""
-        for _ in range(min(lost, len(self._writes) - 1)):
-            gone = self._writes.pop()
-            if gone.keys:
-                del self.keys[-len(gone.keys) :]
+    def delete_range(self, start: bytes, stop: bytes, family: Family) -> None:
+        self.batch.delete_range(family, start, stop)
+
+    def is_empty(self) -> bool:
+        return self.batch.is_empty()
+
+    def size_in_bytes(self) -> int:
+        return self.batch.nbytes
 
 
-class ModelStore:
-    """The part of a ShardStore that a Follower, `take_over` and an owner use."""
+class NodeDisk(Disk):
+    """The disk of a node. Survives a kill as it is, and a power cut as a prefix of its writes."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, rows: Rows = ()) -> None:
+        super().__init__()
+        batch = MemoryBatch()
+        for family, key, value in rows:
+            batch.put(family, key, value)
+        super().write(batch)
+        self.sync_to(self.writes)
+
+    def write(self, batch: WriteBatch) -> None:
+        """See Store."""
+        super().write(batch)
+        self.sync_to(max(self.synced, self.writes - MOST_LOST))
+
+    def flush_wal(self, _sync: bool) -> None:
+        """See Rdict."""
+        self.sync()
+
+    def rows(self) -> Iterator[tuple[Family, bytes, bytes]]:
+        """Every row."""
+        for family in Family:
+            yield from ((family, key, value) for key, value in self._rows[family].items())
+
+    def state(self) -> int:
+        """A hash of all rows that are in the log."""
+        found = 0
+        for family, key, value in self.rows():
+            if family is not Family.META or key not in LOCAL:
+                found ^= hash((family, key, value))
+        return found
+
+
+class NodeStore(ShardStore):
+    """The open store of one life of a node; also the disk of the world of a `Service`, with the log in place of an
+    fsync."""
+
+    def __init__(self, disk: NodeDisk) -> None:
+        self.lasting: Callable[[], int] = lambda: 0
+        """Returns the ticket up to which each later owner has the batches."""
         self.disk = disk
-        self.uploader: Uploader | None = None
-        self._position, self.ticket = disk.row.position, disk.row.ticket
+        self.breaks = -1
+        self._stalls = 0
+        super().__init__(Path())
+
+    def _open_at(self, *_: Any) -> None:
+        self._db = self.disk
+        self._handles = list(Family)
+        self.get, self.floor = self.disk.get, self.disk.floor
+        self.scan, self.scan_back = self.disk.scan, self.disk.scan_back
+
+    def write(self, batch: WriteBatch) -> None:
+        """See Store."""
+        try:
+            super().write(batch)
+        except StoreStalledError:
+            self._stalls += 1
+            raise
+
+    def rewrite(self, batch: WriteBatch) -> None:
+        """See RocksStore."""
+        assert isinstance(batch, RocksBatch)
+        self.disk.write(batch.raw.batch)
+
+    def snapshot(self) -> MemorySnapshot:
+        """See Store."""
+        return self.disk.snapshot()
+
+    def sync(self) -> None:
+        """See Store. Does not wait for the log, since it is called by what would block: who calls that, waits."""
+        self.disk.sync()
+
+    # ------------------------------------------------------- as a world's disk
 
     @property
-    def position(self) -> Position:
-        """See ShardStore."""
-        return self._position if self.uploader is None else self.uploader.position
+    def writes(self) -> int:
+        """The ticket of the newest batch."""
+        return self.ticket
 
     @property
-    def is_ahead(self) -> bool:
-        """See ShardStore."""
-        return self.ticket > self.position.ticket
+    def synced(self) -> int:
+        """The ticket up to which each later owner has the batches."""
+        return self.lasting()
 
-    def own(self, uploader: Uploader) -> None:
-        """See ShardStore."""
-        assert self.uploader is None
-        assert self.ticket == uploader.position.ticket
-        self.uploader = uploader
+    @property
+    def fuse(self) -> int:
+        """See Disk."""
+        return self.disk.fuse
 
-    def write(self, key: bytes) -> None:
-        """A batch of one row, by the owner."""
-        assert self.uploader is not None
-        self.uploader.check()
-        self.ticket += 1
-        self.disk.write(self._row((key,), self.position, self.ticket))
-        self.uploader.add((self.ticket, [(Op.PUT, Family.LOGS, key, b"")]))
-        self.uploader.wake()
+    @property
+    def refused(self) -> int:
+        """The number of writes that were refused for a stall."""
+        return self._stalls
 
-    def apply(self, found: LogObject, position: Position) -> None:
-        """See ShardStore."""
-        assert self.uploader is None
-        ticket = max(self.ticket, position.ticket)
-        self.disk.write(self._row(self._keys(found.batches), position, ticket))
-        self._position, self.ticket = position, ticket
-
-    def _row(self, keys: tuple[bytes, ...], position: Position, ticket: int) -> Write:
-        return Write(keys, position, ticket)
-
-    def _keys(self, batches: Sequence[Batch]) -> tuple[bytes, ...]:
-        return tuple(batch.rows[0][2] for batch in batches)
+    def mend(self) -> None:
+        """See Disk."""
+        self.disk.mend()

@@ -6,18 +6,19 @@ collected. A fence that another contender sent long ago lands at 17. Who reads i
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from cluster.simulation.life import small_cluster
 from cluster.simulation.mutations import MUTATIONS
-from cluster.simulation.store import Disk, ModelStore, Write
+from cluster.simulation.store import NodeDisk, NodeStore
 
 from topics_cluster import objects
 from topics_cluster.follower import BehindCheckpointError
 from topics_cluster.log import Position, Tail
 from topics_cluster.memory import MemoryBucket
 from topics_cluster.objects import Header, Kind, Op
-from topics_cluster.store import ShardStore
+from topics_cluster.store import POSITION_KEY
 from topics_cluster.takeover import Ownership, take_over
 from topics_service.storage.store import Family
 
@@ -38,9 +39,10 @@ async def contend(planted: Callable[[], AbstractContextManager[Any]]) -> Ownersh
         await bucket.create(objects.name(SHARD, number), objects.encode(header, rows))
     late = Tail(SHARD, BEFORE).fence(bytes(range(16)))
     assert await bucket.create(late.name, late.parts)
-    store = ModelStore(Disk(Write(tuple(b"%d" % ticket for ticket in range(1, 6)), BEFORE, BEFORE.ticket)))
-    with planted():
-        return await take_over(bucket, cast(ShardStore, store), SHARD, bytes(16), newest=newest)
+    position = BEFORE.pack() + BEFORE.ticket.to_bytes(8, "big")
+    store = NodeStore(NodeDisk([(Family.META, POSITION_KEY, position)]))
+    with small_cluster(), planted():
+        return await take_over(bucket, store, SHARD, bytes(16), newest=newest)
 
 
 async def test_the_second_look_at_the_checkpoints_finds_it() -> None:
@@ -50,5 +52,5 @@ async def test_the_second_look_at_the_checkpoints_finds_it() -> None:
 
 @pytest.mark.parametrize("name", ["no second look at the checkpoints", "only a checkpoint above the fence counts"])
 async def test_without_it_the_contender_owns_and_lacks_what_was_acknowledged(name: str) -> None:
-    found = await contend(MUTATIONS[name][0])
+    found = await contend(MUTATIONS[name].planted)
     assert found.position.ticket < NEWEST.ticket

@@ -11,10 +11,11 @@ RARE = {"only a checkpoint above the fence counts"}
 
 @pytest.mark.parametrize("name", [name for name in MUTATIONS if name not in RARE])
 def test_a_planted_bug_is_found(name: str) -> None:
-    planted, seed = MUTATIONS[name]
+    planted, seed, topics = MUTATIONS[name]
     for tried in (seed, *range(1, MOST)):
         with planted():
-            _, failure = run(tried)
+            _, failure = run(tried, topics=topics)
         if failure is not None:
+            assert not isinstance(failure.error, TypeError | AttributeError | NameError), "the bug is not as planted"
             return
     pytest.fail(f"nothing is wrong in {MOST} lives with {name}")

@@ -9,34 +9,40 @@ from pathlib import Path
 from random import SystemRandom
 
 import pytest
-from cluster.simulation.coverage import REQUIRED
-from cluster.simulation.life import STEPS, run
+from cluster.simulation.coverage import REQUIRED, REQUIRED_OF_TOPICS
+from cluster.simulation.life import STEPS, options, run
 
 _TESTS = Path(__file__).parents[2]
-SEEDS = range(1, 151)
+SEEDS, TOPICS_SEEDS = range(1, 81), range(1, 61)
 TAKEOVERS = 10_000
+OF_TOPICS = 0.3
+"""The part of the lives with engines in a soak: they take three times as long."""
 
 
 @pytest.mark.timeout(300)
-def test_whole_lives() -> None:
+@pytest.mark.parametrize(
+    ("topics", "seeds", "required"), [(False, SEEDS, REQUIRED), (True, TOPICS_SEEDS, REQUIRED_OF_TOPICS)]
+)
+def test_whole_lives(topics: bool, seeds: range, required: dict[str, int]) -> None:
     """Nothing is wrong in any of them, and what they are about did happen in them."""
     met: Counter[str] = Counter()
-    for seed in SEEDS:
-        trace, failure = run(seed)
+    for seed in seeds:
+        trace, failure = run(seed, topics=topics)
         assert failure is None, str(failure)
         met.update(trace.met)
-    rare = {kind: (met[kind], least) for kind, least in REQUIRED.items() if met[kind] < least}
+    rare = {kind: (met[kind], least) for kind, least in required.items() if met[kind] < least}
     assert not rare, f"met too rarely (times, least): {rare}"
 
 
-def test_a_seed_is_one_life() -> None:
+@pytest.mark.parametrize("topics", [False, True])
+def test_a_seed_is_one_life(topics: bool) -> None:
     """To the last word of its trace; also in another process, where sets and dicts of text have another order."""
-    trace, failure = run(3)
-    again, _ = run(3)
+    trace, failure = run(3, topics=topics)
+    again, _ = run(3, topics=topics)
     assert failure is None
     assert trace.digest == again.digest
     environ = os.environ | {"PYTHONPATH": str(_TESTS), "PYTHONHASHSEED": "3"}
-    command = [sys.executable, "-m", "cluster.simulation", "3", "--trace"]
+    command = [sys.executable, "-m", "cluster.simulation", "3", "--trace", *options(topics).split()]
     told = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=True).stdout
     assert f"trace {trace.digest}" in told
     assert "faults end" in told
@@ -50,7 +56,8 @@ def test_whole_lives_for_long(capsys: pytest.CaptureFixture[str]) -> None:
     start, lives, dice = time.monotonic(), 0, SystemRandom()
     met: Counter[str] = Counter()
     while met["a takeover"] < TAKEOVERS or time.monotonic() < start + float(os.environ["TOPICS_SOAK_SECONDS"]):
-        trace, failure = run(dice.getrandbits(40), dice.choice((STEPS // 2, STEPS, 3 * STEPS)))
+        steps, topics = dice.choice((STEPS // 2, STEPS, 3 * STEPS)), dice.random() < OF_TOPICS
+        trace, failure = run(dice.getrandbits(40), steps, topics=topics)
         assert failure is None, str(failure)
         met.update(trace.met)
         lives += 1
