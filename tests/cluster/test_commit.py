@@ -33,10 +33,10 @@ class Node:
         self.lost: list[BaseException] = []
 
     async def own(self, nonce: bytes | None = None) -> None:
-        ownership = await self.member.own(nonce)
+        await self.member.own(nonce)
         self.engine = Engine(self.member.store, Clock(), recover=False)
         self.commit = LogCommit.for_engine(self.engine, self.member.store, self.lost.append)
-        for _ in self.engine.recover(ownership.boot_id):
+        for _ in self.engine.recover(self.member.store.life):
             pass
 
     async def create(self, topic: str, durability: str = "fsync") -> None:

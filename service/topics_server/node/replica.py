@@ -14,6 +14,7 @@ from topics_cluster.coordinator import Coordinator, CoordinatorError, Node, Owne
 from topics_cluster.follower import BehindCheckpointError, Follower
 from topics_cluster.log import OutOfOrderError
 from topics_cluster.objects import DamagedObjectError, LaterFormatError
+from topics_cluster.resume import resume
 from topics_cluster.store import ShardStore
 from topics_cluster.takeover import (
     BrokenLogError,
@@ -22,7 +23,6 @@ from topics_cluster.takeover import (
     TakeoverError,
     hand_over,
     new_nonce,
-    take_over,
 )
 from topics_net import background
 from topics_server.node.directory import Directory
@@ -162,14 +162,14 @@ class Replica:
         return store.is_ahead
 
     async def _use(self, store: ShardStore) -> bool:
-        """Use an open store in all roles until it is stopped or of no use. Return whether its rows are in the log."""
+        """Use an open store in all roles until it is stopped or of no use. Return whether the directory is kept."""
         self._reads.begin(store)
         while True:
             ownership = await self._follow(store)
             if ownership is None:
                 return True
             if not await self._own(store, ownership):
-                return False
+                return self._stopping  # the next start sees whether another node has fenced what is not in the log
             if self._stopping:
                 await self._wait_for_successor()
                 return True
@@ -179,7 +179,7 @@ class Replica:
     async def _follow(self, store: ShardStore) -> Ownership | None:
         """Follow the log until this node owns the shard. None: it is stopped."""
         while True:
-            follower = Follower(self._bucket, store, self._shard, self._directory.newest)
+            follower = Follower(self._bucket, store, self._shard, self._directory.newest, store.fence)
             self._set_role("following")
             tasks = [background.start(self._run(follower, store)), background.start(self._link(follower, store))]
             try:
@@ -310,7 +310,7 @@ class Replica:
         self._set_role("taking_over")
         log.info("taking over shard %d", self._shard)
         contending = background.start(
-            take_over(
+            resume(
                 self._bucket,
                 store,
                 self._shard,

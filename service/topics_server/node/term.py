@@ -98,9 +98,10 @@ class Term:
             self.on_change()
 
     async def start(self, set_serving: Callable[[bool], None]) -> None:
-        """Recover the engine as after a power cut. Raises StoreError and TopicsError."""
+        """Recover the engine as after a power cut; as after a kill, if the owner before was this life of the directory.
+        Raises StoreError and TopicsError."""
         self._background = [background.start(each) for each in self.core.background(set_serving)]
-        await maintenance.recover(self.core.engine, asyncio.Event(), self.ownership.boot_id)
+        await maintenance.recover(self.core.engine, asyncio.Event(), self._store.life)
         self.core.recovered()
 
     async def standpoint(self) -> Standpoint:

@@ -117,6 +117,11 @@ def open_log(directory: Path, number: int) -> int:
         return os.open(directory / _ARCHIVE / name, os.O_RDONLY)
 
 
+def remove(directory: Path, number: int) -> None:
+    """Remove a file of the archive; one that is not there is ignored. Raises OSError."""
+    (directory / _ARCHIVE / f"{number:06}.log").unlink(missing_ok=True)
+
+
 def numbered(directory: Path) -> Iterator[tuple[int, Path]]:
     """Yield the log files in a directory with their numbers, in no order."""
     for path in directory.glob("*.log"):
