@@ -72,9 +72,10 @@ class LogCommit(Commit):
             self.abandon(StoreError("the object store does not answer"))
 
     def stop(self) -> None:
-        """See Commit. Gives up after 10 s without an answer of the object store."""
-        with contextlib.suppress(StoreError):
-            self._store.sync()
+        """See Commit. Gives up after 10 s without an answer of the object store, if `settle` has not."""
+        if self._failure is None:
+            with contextlib.suppress(StoreError):
+                self._store.sync()
 
     def _wake_later(self) -> None:
         if self._is_waking:

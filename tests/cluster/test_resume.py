@@ -10,7 +10,7 @@ import pytest
 from support.held_bucket import HeldBucket
 from support.shards import SHARD, Member, rows
 from support.waiting import until
-from topics_cluster import log, objects, resume
+from topics_cluster import local_log, log, objects, resume
 from topics_cluster.bucket import ObjectEntry
 from topics_cluster.follower import Follower
 from topics_cluster.local_log import LostTailError, trim, unshipped
@@ -366,6 +366,54 @@ async def test_tables_and_clean_closes_take_nothing_from_the_log(cluster: Cluste
     await again.sync()
     trim(again.store)
     assert not list(archive.numbered(again.store.path / "archive"))
+
+
+async def test_more_than_rocksdb_itself_would_keep(cluster: Cluster) -> None:
+    """The store is away for so long that files of the log were needed no more."""
+    owner = Member(cluster.bucket, cluster.path / "a", reserve_bytes=4 << 20)
+    cluster.members.append(owner)
+    await owner.own()
+    cluster.bucket.away = True
+    for number in range(40):
+        owner.put(b"%d" % number, bytes(256 << 10), Family.BLOCKS)
+    await until(lambda: len(list(archive.numbered(owner.store.path / "archive"))) > 1)
+    trim(owner.store)
+    cluster.bucket.away = False
+    again = cluster.again(owner)
+    await again.resume()
+    await cluster.check(again, 40)
+    assert max(len(content) for content in cluster.bucket.objects()) <= log.MAX_OBJECT_BYTES + 4096
+
+
+async def test_files_are_removed_as_long_as_a_store_is_open(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(local_log, "_TRIM_SECONDS", 0.01)
+    owner = cluster.member()
+    await owner.own()
+    owner.put(b"1", b"value")
+    await owner.sync()
+    flush(owner)
+    owner.put(b"2", b"value")
+    await owner.sync()
+    folder = owner.store.path / "archive"
+    await until(lambda: list(archive.numbered(folder)))
+    trimming = asyncio.create_task(local_log.keep_trimmed(owner.store))
+    await until(lambda: not list(archive.numbered(folder)))
+    with monkeypatch.context() as patch:
+        calls: list[object] = []
+
+        def fail(store: object) -> None:
+            calls.append(store)
+            raise OSError("no such disk")
+
+        patch.setattr(local_log, "trim", fail)
+        await until(lambda: len(calls) > 3)
+    trimming.cancel()
+    await asyncio.wait([trimming])
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        "can't trim the archive of the log: no such disk"
+    ]
 
 
 @pytest.mark.parametrize("fault", ["gone", "cut", "damaged"])

@@ -169,7 +169,7 @@ class Replica:
             if ownership is None:
                 return True
             if not await self._own(store, ownership):
-                return self._stopping  # the next start sees whether another node has fenced what is not in the log
+                return False
             if self._stopping:
                 await self._wait_for_successor()
                 return True
@@ -362,11 +362,12 @@ class Replica:
     # ------------------------------------------------------------ owning
 
     async def _own(self, store: ShardStore, ownership: Ownership) -> bool:
-        """Serve the shard until it is lost or handed over. Return whether all that is in the store is in the log."""
+        """Serve the shard until it is lost or handed over. Return whether the store can follow: what is not in the log
+        is the end of it until another node has fenced it."""
         owner = Owner(node=self._me.name, addresses=self._me.addresses, epoch=ownership.epoch)
         term = self._make_term(store, ownership)
         term.on_change = lambda: self._acknowledged(term)
-        is_kept = False
+        is_kept, can_follow = False, True
         try:
             await term.start(self._set_serving)
             await self._kafka.serve(term)
@@ -381,6 +382,7 @@ class Replica:
                 is_kept = await self._hand_over(term, store, owner, target)
         except LostShardError as error:
             log.warning("lost shard %d: %s", self._shard, error)
+            can_follow = error.__cause__ is None  # it was given up
         finally:
             self._place.elsewhere(None)
             self._followers.tell(None)
@@ -393,7 +395,7 @@ class Replica:
                 await term.abort()
                 await self._give_up(owner)
             self._statistics.unacknowledged_bytes = self._statistics.followers = 0
-        return is_kept
+        return can_follow
 
     async def _serve(self, term: Term, owner: Owner) -> str | None:
         """Serve until there is a node to hand the shard to; "" if there is none, and this one is stopped.
