@@ -70,7 +70,10 @@ async def keep_trimmed(store: ShardStore) -> None:
 
 def trim(store: ShardStore) -> None:
     """Remove archived log files whose batches are all in the log of the shard. Raises OSError and ValueError."""
-    for number, _ in _split(store.path, store.position.ticket)[0]:
+    files = archive.archived(store.path)
+    if files and store.is_ahead:
+        files = [number for number, _ in _split(store.path, store.position.ticket)[0]]
+    for number in files:
         archive.remove(store.path, number)
 
 
