@@ -195,9 +195,7 @@ class Appender:
 class Tail:
     """A reader of the log, from a position to its end."""
 
-    def __init__(
-        self, shard: int, position: Position, applied: int | None = None, nonce: bytes | None = None
-    ) -> None:
+    def __init__(self, shard: int, position: Position, applied: int | None = None, nonce: bytes | None = None) -> None:
         """Begin at a position; None: `applied` is its ticket. A fence with `nonce` is the reader's own."""
         self.shard = shard
         self.position = position
