@@ -80,9 +80,11 @@ class LogCommit(Commit):
         self.lose(StoreLostError("the object store does not answer"))
 
     def stop(self) -> None:
-        """See Commit: what is in the object store need not be on the disk. Gives up after 10 s without an answer."""
-        with contextlib.suppress(StoreError):
-            self._store.upload()
+        """See Commit: what is in the object store need not be on the disk. Gives up after 10 s without an answer, or at
+        once where the shard is lost."""
+        if not self._lost.done():
+            with contextlib.suppress(StoreError):
+                self._store.upload()
 
     def _wake_later(self) -> None:
         if self._is_waking:

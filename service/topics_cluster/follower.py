@@ -50,7 +50,15 @@ class Follower:
     `on_applied(found)` is called on the loop after each object; a fence is one without batches.
     """
 
-    def __init__(self, bucket: Bucket, store: ShardStore, shard: int, newest: Newest = no_checkpoint) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        store: ShardStore,
+        shard: int,
+        newest: Newest = no_checkpoint,
+        nonce: bytes | None = None,
+    ) -> None:
+        """A store that is ahead of the log can follow it up to a fence of others; one with `nonce` is its own."""
         self.shard = shard
         self.last: LogObject | None = None
         """The object that was read last."""
@@ -58,7 +66,8 @@ class Follower:
         self._bucket = bucket
         self._store = store
         self._newest = newest
-        self._tail = Tail(shard, store.position, store.ticket)
+        self._nonce = nonce
+        self._tail = self._begun()
         self.reached = float("-inf")
         """The time at which the bucket answered last, by the loop's clock."""
         self._noticed = 0
@@ -68,7 +77,7 @@ class Follower:
     def tail(self) -> Tail:
         """The reader of the log, as far as the store is."""
         if self._tail.position != self._store.position:  # an object was read and could not be applied
-            self._tail = Tail(self.shard, self._store.position, self._store.ticket)
+            self._tail = self._begun()
         return self._tail
 
     @property
@@ -151,6 +160,9 @@ class Follower:
             )
         if noticed >= self.tail.next:
             raise MissingObjectError(name, f"it is missing, objects up to {noticed} were there")
+
+    def _begun(self) -> Tail:
+        return Tail(self.shard, self._store.position, self._store.ticket, self._nonce)
 
     async def _take(self, tail: Tail, data: bytes) -> None:
         is_large = len(data) > _INLINE_BYTES

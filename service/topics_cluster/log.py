@@ -231,13 +231,14 @@ class Appender:
 class Tail:
     """A reader of the log, from a position to its end."""
 
-    def __init__(self, shard: int, position: Position, applied: int | None = None) -> None:
-        """Begin at a position; None: `applied` is its ticket."""
+    def __init__(self, shard: int, position: Position, applied: int | None = None, nonce: bytes | None = None) -> None:
+        """Begin at a position; None: `applied` is its ticket. A fence with `nonce` is the reader's own."""
         self.shard = shard
         self.position = position
         self.applied = position.ticket if applied is None else applied
         """The ticket up to which the reader has the rows. Greater than that of the position where a former owner reads
         on in its own directory."""
+        self._nonce = nonce
 
     @property
     def next(self) -> int:
@@ -265,7 +266,7 @@ class Tail:
                 raise self._out_of_order(f"a fence of epoch {header.epoch} follows epoch {epoch}")
             if header.ticket > ticket:
                 raise self._out_of_order(f"it fences the log at ticket {header.ticket}, read was ticket {ticket}")
-            if self.is_ahead:
+            if self.is_ahead and header.nonce != self._nonce:
                 raise self._out_of_order(f"it fences the log at ticket {ticket}, rows up to {self.applied} are here")
             self.position = Position(header.epoch, header.resume, ticket)
             return found

@@ -1,21 +1,29 @@
 """The store of a shard: a RocksStore whose writes also go to the shard's log."""
 
+import secrets
 import struct
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from topics_cluster.log import START, Position
-from topics_cluster.objects import LogObject, Op, Row
+from topics_cluster.objects import Kind, LogObject, Op, Row
 from topics_cluster.uploader import Uploader
 from topics_service.engine import stored_catalog
 from topics_service.engine.stored_catalog import Change, StoredCatalog
-from topics_service.storage import keys, segments
+from topics_service.storage import durable, keys, segments
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.rocks_batch import RocksBatch
-from topics_service.storage.store import Family, StoreError, StoreLostError, StoreStalledError, WriteBatch
+from topics_service.storage.store import (
+    Family,
+    StoreError,
+    StoreLostError,
+    StoreOpenError,
+    StoreStalledError,
+    WriteBatch,
+)
 from topics_service.storage.wal.batches import MOMENT_KEY
 
 MAX_UNACKNOWLEDGED_BYTES: Final = 64 << 20
@@ -25,7 +33,10 @@ POSITION_KEY: Final = b"log_position"
 """The META row of `read_position`; it is of the directory and not in the log."""
 CLUSTER_KEY: Final = b"cluster_id"
 """The META row of the id of the cluster whose log it follows; not in the log either."""
+FENCE_KEY: Final = b"log_fence"
+"""The META row of `ShardStore.fence`, of the directory as well."""
 
+_ID: Final = "topics-directory"
 _ROW: Final = struct.Struct(">4Q")
 _SYNC_SECONDS: Final = 10.0
 _PUT, _DELETE, _DELETE_RANGE = int(Op.PUT), int(Op.DELETE), int(Op.DELETE_RANGE)
@@ -87,6 +98,7 @@ class ShardStore(RocksStore):
     has its time by the owner's clock, as in the log of a single server.
     """
 
+    _archives_log: ClassVar[bool] = True
     _uploader: Uploader | None = None
     whole = True
     """See FollowingStore: an object is applied as a whole."""
@@ -96,6 +108,11 @@ class ShardStore(RocksStore):
         self._is_opening = True
         super().__init__(path, **options)
         self._is_opening = False
+        self.life = _life(path, options.get("boot_id", ""))
+        """The name of an uninterrupted life of the directory: no kill of a process ends it, and each write is there.
+        "" for unknown."""
+        self.fence = self.get(Family.META, FENCE_KEY)
+        """The nonce of a fence that this node may have put, while the store is ahead."""
         row = self.get(Family.META, POSITION_KEY)
         self._position, self.ticket = (START, START.ticket) if row is None else read_position(row)
         self.engine: Numbering = _NO_ENGINE
@@ -149,6 +166,18 @@ class ShardStore(RocksStore):
     def uploader(self) -> Uploader | None:
         """That of the owner; None for a follower."""
         return self._uploader
+
+    def will_fence(self, nonce: bytes) -> bytes:
+        """Note durably that a fence comes, with this nonce or one that was noted before: that fence may be on its way.
+        Return the nonce. For a store that is ahead. Raises StoreError and StoreStalledError."""
+        assert self._uploader is None, "the owner has fenced the log"
+        if self.fence is None:
+            batch = RocksBatch(self._handles, self.usage)
+            batch.put(Family.META, FENCE_KEY, nonce)
+            super().write(batch)
+            super().sync()
+            self.fence = nonce
+        return self.fence
 
     def own(self, uploader: Uploader) -> None:
         """Write to the log from now on, as the owner of the uploader's epoch."""
@@ -234,8 +263,12 @@ class ShardStore(RocksStore):
             assert found.header.number == self._position.number, "objects are applied once and in order"
             ticket = max(self.ticket, position.ticket)
             batch.put(Family.META, POSITION_KEY, position.pack() + ticket.to_bytes(8, "big"))
+            is_fenced = self.fence is not None and found.header.kind is Kind.FENCE
+            if is_fenced:
+                batch.delete(Family.META, FENCE_KEY)
             super().write(batch)
             self._position, self.ticket = position, ticket
+            self.fence = None if is_fenced else self.fence
         if self.catalog is not None and changes:
             self.catalog.changed(changes)
 
@@ -277,6 +310,22 @@ def _change(op: int, family: Family, key: bytes, value: bytes) -> Change:
 def now_ms() -> int:
     """The clock of this machine, in ms since 1970."""
     return time.time_ns() // 1_000_000
+
+
+def _life(path: Path, boot_id: str) -> str:
+    """See `ShardStore.life`. The id of a directory is in no copy of its rows, and the file of a copy is another one.
+
+    Raises StoreOpenError.
+    """
+    if not boot_id:
+        return ""
+    file = path / _ID
+    try:
+        if not file.exists():
+            durable.replace(file, secrets.token_hex(8).encode())
+        return f"{file.read_text()} {file.stat().st_ino} {boot_id}"
+    except OSError as error:
+        raise StoreOpenError(f"can't open the data directory {path}: {error}") from error
 
 
 def read_position(row: bytes) -> tuple[Position, int]:

@@ -48,12 +48,6 @@ class Ownership(NamedTuple):
         """The number of the epoch."""
         return self.position.epoch
 
-    @property
-    def boot_id(self) -> str:
-        """The name by which the engine knows this boot of the machine: another one in each epoch, so that it recovers
-        as after a power cut, unless the former owner has closed it."""
-        return f"epoch {self.epoch}"
-
 
 def new_nonce() -> bytes:
     """16 random bytes, for one takeover."""
@@ -69,16 +63,18 @@ async def take_over(
     newest: Newest = no_checkpoint,
     least_epoch: int = 0,
     last: LogObject | None = None,
+    resumes: bool = False,
 ) -> Ownership:
     """Read the log to its end, fence it there and own the shard. Cancelling may leave a fence, which does no harm.
 
     A fence with `nonce` that a former owner has put for this node counts as its own. `least_epoch` is the epoch that
-    the shard is known to have had; `last` the object that the store has read last, which may be that fence.
+    the shard is known to have had; `last` the object that the store has read last, which may be that fence. With
+    `resumes` the store may be ahead of the log, see `resume`.
 
     Waits while the bucket is away. Raises BehindCheckpointError (restore the store, and try again), TakeoverError,
     FormatError, StoreError, and those of `Tail.read`.
     """
-    follower = Follower(bucket, store, shard, newest)
+    follower = Follower(bucket, store, shard, newest, nonce)
     follower.last = last
     attempted = is_ahead = False  # the latter: of a fence that an owner will meet who is faster at the log's end
     while True:
@@ -91,7 +87,7 @@ async def take_over(
                 return Ownership(shard, tail.position, nonce, await formats.for_owner(bucket))
             if attempted and tail.position.epoch > began:
                 raise GivenWayError(f"another node has fenced shard {shard}, as epoch {tail.position.epoch}")
-            if tail.is_ahead:
+            if tail.is_ahead and not resumes:
                 raise StoreAheadError(
                     f"shard {shard}: the store ends at ticket {store.ticket}, the log ends at {tail.position.ticket}"
                 )

@@ -47,11 +47,11 @@ async def test_an_append_costs_little_more_than_in_a_single_process(
     bucket = ForgetfulBucket()
     rocks = RocksStore(tmp_path / "single")
     with Member(bucket, tmp_path / "owner") as member:
-        ownership = await member.own()
+        await member.own()
         single = Engine(rocks, SystemClock())
         owner = Engine(member.store, SystemClock(), recover=False)
         commits = [GroupCommit.for_engine(single), LogCommit.for_engine(owner, member.store)]
-        for _ in owner.recover(ownership.boot_id):
+        for _ in owner.recover(member.store.life):
             pass
         chance = random.Random(1)
         made = [Batch(datas=[chance.randbytes(75).hex().encode() for _ in range(records)]) for _ in range(batches)]

@@ -28,15 +28,15 @@ class Clock:
 class Node:
     """An owner, or a standby, with its engine and its commit."""
 
-    def __init__(self, bucket: HeldBucket, path: Path) -> None:
-        self.member = Member(bucket, path)
+    def __init__(self, bucket: HeldBucket, path: Path, **options: object) -> None:
+        self.member = Member(bucket, path, **options)
         self.lost: list[BaseException] = []
 
     async def own(self, nonce: bytes | None = None) -> None:
-        ownership = await self.member.own(nonce)
+        await (self.member.resume() if nonce is None else self.member.own(nonce))
         self.engine = Engine(self.member.store, Clock(), recover=False)
         self.commit = LogCommit.for_engine(self.engine, self.member.store, self.lost.append)
-        for _ in self.engine.recover(ownership.boot_id):
+        for _ in self.engine.recover(self.member.store.life):
             pass
 
     async def create(self, topic: str, durability: str = "fsync") -> None:
@@ -53,9 +53,9 @@ class Node:
         reply = self.engine.diff(DiffRequest(topic=topic))
         return [part.block.record_data(i) for part in reply.slices for i in range(part.start, part.stop)]
 
-    def gap(self, topic: str) -> str | None:
+    def gap(self, topic: str, from_seq: int = 0) -> str | None:
         """The reason of the first gap."""
-        lost = self.engine.diff(DiffRequest(topic=topic)).tombstone
+        lost = self.engine.diff(DiffRequest(topic=topic, from_seq=from_seq)).tombstone
         return None if lost is None else lost.reason
 
     async def end(self) -> None:
@@ -260,6 +260,7 @@ async def test_at_the_end_a_bucket_that_does_not_answer_is_not_waited_for_long(
     waiting = asyncio.create_task(owner.commit.wait(owner.append("t", b"1")))
     async with asyncio.timeout(5):
         await owner.commit.settle(owner.engine.writer.written)
+        await asyncio.to_thread(owner.commit.stop)
     assert not waiting.done()
     owner.commit.abandon()
     with pytest.raises(TopicsError):
@@ -267,3 +268,35 @@ async def test_at_the_end_a_bucket_that_does_not_answer_is_not_waited_for_long(
     assert owner.engine.writer.failure is not None
     assert len(owner.lost) == 1
     assert owner.read("t") == []
+
+
+@pytest.mark.parametrize("boot", ["of before", "another"])
+@pytest.mark.parametrize("had", [0, 3])
+async def test_a_killed_owner_goes_on_with_what_only_it_had(
+    bucket: HeldBucket, tmp_path: Path, boot: str, had: int
+) -> None:
+    """Its records are as durable as those of a single process: only another boot of the machine makes a gap of more."""
+    owner = Node(bucket, tmp_path / "owner", boot_id="of before")
+    await owner.own()
+    for topic in ("disk", "ephemeral"):
+        await owner.create(topic, topic)
+        owner.append(topic, b"ceiling")
+    await acknowledged(owner)
+    bucket.fate = lambda _name: "held"
+    for number in range(had):
+        assert owner.append("disk", b"%d" % number) == 0
+    owner.member.kill()
+    bucket.fate = lambda _name: "made"
+    again = Node(bucket, tmp_path / "owner", boot_id=boot)
+    try:
+        await again.own()
+        kept = [b"ceiling", *(b"%d" % number for number in range(had))]
+        assert again.read("disk") == kept
+        last = len(kept)
+        assert (again.gap("disk", last), again.gap("ephemeral")) == (None if boot == "of before" else "cap", "cap")
+        await again.commit.wait(again.append("disk", b"next"))
+        head = again.engine.diff(DiffRequest(topic="disk")).head_seq
+        assert (head == last + 1) == (boot == "of before")
+        assert again.read("ephemeral") == []
+    finally:
+        again.member.kill()

@@ -435,7 +435,7 @@ async def test_a_seq_is_found_in_the_last_topic_that_reached_it(
         ownership = await member.own()
         engine = Engine(member.store, SystemClock(), recover=False)
         commit = LogCommit.for_engine(engine, member.store)
-        for _ in engine.recover(ownership.boot_id):
+        for _ in engine.recover(f"epoch {ownership.epoch}"):
             pass
         maker = Maker(bucket, SHARD, tmp_path / "copies", "a")
         for life, appends in enumerate((3, 4, 2)):

@@ -359,7 +359,7 @@ async def test_rows_that_are_not_in_the_log_are_not_read(tmp_path: Path) -> None
         store = member.store
         engine = Engine(store, SystemClock(), recover=False)
         commit = LogCommit.for_engine(engine, store)
-        for _ in engine.recover(ownership.boot_id):
+        for _ in engine.recover(f"epoch {ownership.epoch}"):
             pass
         ticket = engine.put_topic("t", ConfigInput(durability="fsync"))[1]
         await commit.wait(ticket)

@@ -39,7 +39,7 @@ def name(number: int) -> str:
 
 async def fill(owner: Member) -> Engine:
     """Topics of one record each; every other one is of the class `fsync`."""
-    engine = engine_of(owner, (await owner.own()).boot_id)
+    engine = engine_of(owner, f"epoch {(await owner.own()).epoch}")
     for number in range(TOPICS):
         engine.put_topic(name(number), ConfigInput(durability="fsync" if number % 2 else "disk"))
         append(engine, name(number))
@@ -74,7 +74,7 @@ async def test_a_takeover_decodes_what_has_changed_alone(tmp_path: Path) -> None
         owner.kill()
         ownership = await standby.own()
         began = time.process_time()
-        taken = engine_of(standby, ownership.boot_id, standby.store.take_catalog())
+        taken = engine_of(standby, f"epoch {ownership.epoch}", standby.store.take_catalog())
         took = time.process_time() - began
         print(f"{took * 1e3:.1f} ms of CPU with {TOPICS} topics")
         assert catalog.rows - rows == 2, "the states of the two logs"

@@ -8,13 +8,14 @@ from typing import Self
 
 from topics_cluster.bucket import Bucket
 from topics_cluster.follower import Newest, no_checkpoint
-from topics_cluster.store import POSITION_KEY, ShardStore
+from topics_cluster.resume import resume
+from topics_cluster.store import FENCE_KEY, POSITION_KEY, ShardStore
 from topics_cluster.takeover import Ownership, new_nonce, take_over
 from topics_cluster.uploader import Uploader
 from topics_service.storage.store import Family, StoreError
 
 SHARD = 0
-LOCAL = {POSITION_KEY, b"format"}
+LOCAL = {POSITION_KEY, FENCE_KEY, b"format"}
 """META rows of a directory that are not in the log."""
 
 
@@ -45,8 +46,16 @@ class Member:
     ) -> Ownership:
         """Take the shard over."""
         nonce = nonce or new_nonce()
-        found = await take_over(self.bucket, self.store, SHARD, nonce, newest=newest, least_epoch=least_epoch)
-        self.uploader = Uploader(self.bucket, SHARD, found.position, nonce)
+        return self._begin(
+            await take_over(self.bucket, self.store, SHARD, nonce, newest=newest, least_epoch=least_epoch)
+        )
+
+    async def resume(self) -> Ownership:
+        """Take the shard over, with what only this store has."""
+        return self._begin(await resume(self.bucket, self.store, SHARD, new_nonce()))
+
+    def _begin(self, found: Ownership) -> Ownership:
+        self.uploader = Uploader(self.bucket, SHARD, found.position, found.nonce)
         self.store.own(self.uploader)
         return found
 

@@ -8,9 +8,10 @@ from typing import Final
 from topics_cluster.bucket import Bucket
 from topics_cluster.checkpoint import newest_position
 from topics_cluster.housekeeping import Housekeeper
+from topics_cluster.local_log import keep_trimmed
 from topics_cluster.log import Position
 from topics_cluster.restore import COPIES, clear, restore_newest
-from topics_cluster.reuse import is_part_of_log
+from topics_cluster.reuse import is_of_log
 from topics_cluster.store import ShardStore
 from topics_net import background
 from topics_server.resources import Resources
@@ -37,17 +38,21 @@ class Directory:
             node,
             log_seconds=self._settings.cluster_log_seconds,
         )
-        self._housekeeping: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> ShardStore:
-        """Open it, if its rows are a part of the log; else begin with the newest checkpoint. Raises BucketError,
-        StoreError."""
+        """Open it, if its rows are a part of the log or may become one; else begin with the newest checkpoint. Raises
+        BucketError, StoreError."""
         store = await self._restored()
-        if not await self._is_part_of_log(store):
-            log.warning("the local directory has writes that are not in the log: the newest checkpoint takes its place")
+        if not await self._is_of_log(store):
+            log.warning(
+                "the local directory has %d batches that are not in the log, and never will be: "
+                "the newest checkpoint takes its place",
+                store.ticket - store.position.ticket,
+            )
             await self.discard(store)
             store = await self._restored()
-        self._housekeeping = background.start(self._housekeeper.run(store))
+        self._tasks = [background.start(self._housekeeper.run(store)), background.start(keep_trimmed(store))]
         return store
 
     async def newest(self) -> Position | None:
@@ -56,7 +61,7 @@ class Directory:
 
     async def close(self, store: ShardStore) -> None:
         """Close the store and keep the directory."""
-        await self._end_housekeeping()
+        await self._end_tasks()
         try:
             await asyncio.to_thread(store.close)
         except StoreError as error:
@@ -64,7 +69,7 @@ class Directory:
 
     async def discard(self, store: ShardStore) -> None:
         """Close the store and remove the directory."""
-        await self._end_housekeeping()
+        await self._end_tasks()
         await asyncio.to_thread(self._discard, store)
 
     async def _restored(self) -> ShardStore:
@@ -81,18 +86,19 @@ class Directory:
                 log.info("restored checkpoint %d of shard %d", found.number, self._shard)
         return await asyncio.to_thread(self._open)
 
-    async def _is_part_of_log(self, store: ShardStore) -> bool:
+    async def _is_of_log(self, store: ShardStore) -> bool:
         try:
-            return await is_part_of_log(self._bucket, store, self._shard, self.newest)
+            return await is_of_log(self._bucket, store, self._shard, self.newest)
         except BaseException:
             await self.close(store)
             raise
 
-    async def _end_housekeeping(self) -> None:
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
-            await asyncio.wait([self._housekeeping])
-            self._housekeeping = None
+    async def _end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._tasks = []
 
     def _open(self) -> ShardStore:
         settings = self._settings

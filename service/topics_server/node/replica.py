@@ -15,6 +15,7 @@ from topics_cluster.follower import BehindCheckpointError, Follower
 from topics_cluster.formats import FormatError
 from topics_cluster.log import OutOfOrderError
 from topics_cluster.objects import DamagedObjectError, LaterFormatError, LogObject
+from topics_cluster.resume import resume
 from topics_cluster.store import ShardStore
 from topics_cluster.takeover import (
     BrokenLogError,
@@ -24,7 +25,6 @@ from topics_cluster.takeover import (
     hand_over,
     is_fence_of,
     new_nonce,
-    take_over,
 )
 from topics_net import background
 from topics_server.node.directory import Directory
@@ -193,7 +193,7 @@ class Replica:
         return store.is_ahead
 
     async def _use(self, store: ShardStore) -> bool:
-        """Use an open store in all roles until it is stopped or of no use. Return whether its rows are in the log."""
+        """Use an open store in all roles until it is stopped or of no use. Return whether the directory is kept."""
         self._reads.begin(store)
         while True:
             ownership = await self._follow(store)
@@ -210,7 +210,7 @@ class Replica:
     async def _follow(self, store: ShardStore) -> Ownership | None:
         """Follow the log until this node owns the shard. None: it is stopped."""
         while True:
-            follower = self._follower = Follower(self._bucket, store, self._shard, self._directory.newest)
+            follower = self._follower = Follower(self._bucket, store, self._shard, self._directory.newest, store.fence)
             self._set_role("following")
             tasks = [background.start(self._run(follower, store)), background.start(self._link(follower, store))]
             try:
@@ -358,7 +358,7 @@ class Replica:
         self._set_role("taking_over")
         log.info("taking over shard %d", self._shard)
         contending = background.start(
-            take_over(
+            resume(
                 self._bucket,
                 store,
                 self._shard,
@@ -411,11 +411,12 @@ class Replica:
     # ------------------------------------------------------------ owning
 
     async def _own(self, store: ShardStore, ownership: Ownership) -> bool:
-        """Serve the shard until it is lost or handed over. Return whether all that is in the store is in the log."""
+        """Serve the shard until it is lost or handed over. Return whether the store can follow: what is not in the log
+        is the end of it until another node has fenced it."""
         owner = Owner(node=self._me.name, addresses=self._me.addresses, epoch=ownership.epoch)
         self._term = term = self._make_term(store, ownership)
         term.on_change = lambda: self._acknowledged(term)
-        is_kept = False
+        is_kept, can_follow = False, True
         self._place.coming()
         announcing = background.start(self._first_announced(term, owner))
         try:
@@ -433,6 +434,7 @@ class Replica:
                 is_kept = await self._hand_over(term, store, owner, target)
         except LostShardError as error:
             log.warning("lost shard %d: %s", self._shard, error)
+            can_follow = error.__cause__ is None  # it was given up
         finally:
             announcing.cancel()
             self._term = None
@@ -448,7 +450,7 @@ class Replica:
                 await self._give_up(owner)
             await term.release()
             self._statistics.unacknowledged_bytes = self._statistics.followers = 0
-        return is_kept
+        return can_follow
 
     async def _first_announced(self, term: Term, owner: Owner) -> bool:
         """Announce the owner, whose fence is in the log, before it serves. Return False if it is stopped before.

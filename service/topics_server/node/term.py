@@ -108,10 +108,11 @@ class Term:
             self.on_change()
 
     async def start(self, set_serving: Callable[[bool], None]) -> None:
-        """Recover the engine as after a power cut. Raises StoreError and TopicsError."""
+        """Recover the engine as after a power cut; as after a kill, if the owner before was this life of the directory.
+        Raises StoreError and TopicsError."""
         self._background = [background.start(each) for each in self.core.background(set_serving)]
         stored = self._store.take_catalog()
-        await maintenance.recover(self.core.engine, asyncio.Event(), self.ownership.boot_id, stored)
+        await maintenance.recover(self.core.engine, asyncio.Event(), self._store.life, stored)
         self.core.recovered()
 
     def position(self) -> Standpoint:

@@ -19,7 +19,7 @@ _PATTERNS: Final = ("MANIFEST-*", "*.sst", "*.log")
 _MANIFEST: Final = re.compile(rb"(MANIFEST-\d+)\n")
 _OF_DATABASE: Final = re.compile(
     r"\d+\.(?:sst|log|blob)|MANIFEST-\d+|OPTIONS-\d+(?:\.dbtmp)?|CURRENT|IDENTITY|LOG(?:\.old\.\d+)?|rocksdict-config\.json"
-    rf"|{re.escape(_NAME)}|{re.escape(_DAMAGE)}|topics-log\.json|topics-wal-end"
+    rf"|{re.escape(_NAME)}|{re.escape(_DAMAGE)}|topics-log\.json|topics-wal-end|topics-directory"
 )
 
 

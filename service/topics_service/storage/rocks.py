@@ -54,6 +54,8 @@ class RocksStore:
     millisecond. None keeps the setting of the last open.
     """
 
+    _archives_log: ClassVar[bool] = False
+    """True for a subclass that needs log files for longer than RocksDB, and removes them itself."""
     _keeps_log = False
     _written_ms = 0
     _path = Path()
@@ -125,7 +127,7 @@ class RocksStore:
                 options.set_disable_auto_compactions(True)
         whole = _options(Family.META, cache, write_buffer_bytes, steps)
         whole.set_max_open_files(open_tables)
-        if keep_log:
+        if keep_log or self._archives_log:
             whole.set_wal_ttl_seconds(_FOR_EVER)
         try:
             self._db = Rdict(
@@ -156,7 +158,7 @@ class RocksStore:
                 archive.forget_line(path)  # the families of its backups are fewer than those of the log from here on
             if keep_log:
                 archive.begin(path)
-            else:
+            elif not self._archives_log:
                 archive.end(path)
         except (OSError, ValueError) as error:
             self._release()

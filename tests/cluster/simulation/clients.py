@@ -13,6 +13,7 @@ from simulation.world import World
 from support.log_model import demand
 from support.trace import Trace
 from topics_cluster.commit import LogCommit
+from topics_cluster.takeover import Ownership
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import AppendRequest, Batch
@@ -64,6 +65,12 @@ class Rows:
         demand(ticket == made, f"the engine's ticket {ticket} is published, and {made} of its batches are in the log")
 
 
+def boot_of(ownership: Ownership) -> str:
+    """The boot that the engine is told of: another one in each epoch, whose first owner may lack what a former one had
+    written."""
+    return f"epoch {ownership.epoch}"
+
+
 class Topics:
     """The engine of an owner, whose clients are those of the `Service` while it is the newest one."""
 
@@ -77,7 +84,7 @@ class Topics:
 
     async def begin(self) -> None:
         """Recover as after a power cut. Clients come when all of that is in the log."""
-        for _ in self.engine.recover(self.owner.ownership.boot_id):
+        for _ in self.engine.recover(boot_of(self.owner.ownership)):
             pass
         await self._commit.settle(self.engine.writer.written)
         await self.owner.node.awake()

@@ -12,7 +12,6 @@ from topics_cluster.follower import BehindCheckpointError, Newest
 from topics_cluster.log import MAX_WINDOW, Appender, Position, Put, Tail
 from topics_cluster.objects import Header, Kind, LogObject
 from topics_cluster.store import ShardStore
-from topics_cluster.takeover import Ownership
 from topics_cluster.uploader import Uploader
 from topics_server.node.gate import ReadGate
 from topics_service.storage.store import WriteBatch
@@ -109,7 +108,8 @@ async def _at_once(_store: object, _ticket: int) -> None:
     """Wait for nothing."""
 
 
-async def _always(*_: object) -> bool:
+async def _as_part(_bucket: object, store: ShardStore, *_: object) -> bool:
+    store._position = store._position._replace(ticket=store.ticket)
     return True
 
 
@@ -136,9 +136,11 @@ MUTATIONS = {
     "read after the lease": Mutation(lambda: patch.object(ReadGate, "is_open", PropertyMock(return_value=True)), 13),
     "another owner's object taken for one's own": Mutation(lambda: patch.object(Appender, "exists", _same_epoch), 1),
     "a checkpoint of what is not in the log": Mutation(lambda: patch.object(checkpoint, "in_the_log", _at_once), 1),
-    "any directory used again": Mutation(lambda: patch.object(reuse, "is_part_of_log", _always), 5),
+    "any directory used again": Mutation(lambda: patch.object(reuse, "is_of_log", _as_part), 5),
     "published one write too early": Mutation(lambda: patch.object(ShardStore, "durable", _one_more), 2, True),
-    "a recovery as in the same boot": Mutation(lambda: patch.object(Ownership, "boot_id", "boot"), 9, True),
+    "a recovery as in the same boot": Mutation(
+        lambda: patch("cluster.simulation.clients.boot_of", lambda _ownership: "boot"), 9, True
+    ),
     "a look at the oldest number alone": Mutation(
         lambda: patch.object(Uploader, "next", property(lambda self: self.position.number)), 18, True
     ),

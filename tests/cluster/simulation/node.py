@@ -163,7 +163,8 @@ class Node:
         if self.disk is not None:
             self._restored = None
             store = NodeStore(self.disk)
-            if await reuse.is_part_of_log(self.bucket, store, SHARD, self.newest):
+            is_used = await reuse.is_of_log(self.bucket, store, SHARD, self.newest)
+            if is_used and not store.is_ahead:  # the disk of this model has no write-ahead log to continue the log from
                 self._life.trace.meet("a directory used again")
                 self._life.oracle.has(self.name, store.ticket, self.disk)
                 return store

@@ -117,6 +117,16 @@ def open_log(directory: Path, number: int) -> int:
         return os.open(directory / _ARCHIVE / name, os.O_RDONLY)
 
 
+def archived(directory: Path) -> list[int]:
+    """Return the numbers of the log files in the archive, in no order."""
+    return [number for number, _ in numbered(directory / _ARCHIVE)]
+
+
+def remove(directory: Path, number: int) -> None:
+    """Remove a file of the archive; one that is not there is ignored. Raises OSError."""
+    (directory / _ARCHIVE / f"{number:06}.log").unlink(missing_ok=True)
+
+
 def numbered(directory: Path) -> Iterator[tuple[int, Path]]:
     """Yield the log files in a directory with their numbers, in no order."""
     for path in directory.glob("*.log"):

@@ -19,9 +19,9 @@ MOMENT_KEY: Final = b"written_ms"
 _BODY: Final = struct.Struct("<QI")
 _U64: Final = struct.Struct(">Q")
 _META: Final = 0  # RocksDB's default column family
-_DELETE, _PUT, _FAMILY_DELETE, _FAMILY_PUT = 0, 1, 4, 5
-_FAMILY_DELETE_RANGE, _DELETE_RANGE = 14, 15
-_MARK: Final = bytes([_PUT, len(MOMENT_KEY)]) + MOMENT_KEY + bytes([_U64.size])
+DELETE, PUT, DELETE_RANGE = 0, 1, 15
+_OF_FAMILIES: Final = {4: DELETE, 5: PUT, 14: DELETE_RANGE}
+_MARK: Final = bytes([PUT, len(MOMENT_KEY)]) + MOMENT_KEY + bytes([_U64.size])
 
 
 class Batch(NamedTuple):
@@ -41,6 +41,16 @@ class Row(NamedTuple):
     family: int
     key: bytes
     value: bytes | None
+
+
+class Change(NamedTuple):
+    """A change of the family with this number in the database. `kind`: PUT, DELETE, or DELETE_RANGE, of the keys from
+    `key` up to `value`. A DELETE has an empty value."""
+
+    kind: int
+    family: int
+    key: bytes
+    value: bytes
 
 
 def batches(data: Data, start: int = 0) -> Iterator[Batch]:
@@ -65,23 +75,27 @@ def rows(batch: Batch) -> Iterator[Row]:
 
     Raises ValueError for content that this server never writes.
     """
+    for kind, family, key, value in changes(batch):
+        if kind != DELETE_RANGE:
+            yield Row(family, key, value if kind == PUT else None)
+
+
+def changes(batch: Batch) -> Iterator[Change]:
+    """Yield all that a batch changes, in order. Raises ValueError for content that this server never writes."""
     data, at = batch.rows, 0
     try:
         while at < len(data):
-            kind = data[at]
-            family, at = varint(data, at + 1) if kind in (_FAMILY_PUT, _FAMILY_DELETE, _FAMILY_DELETE_RANGE) else (
-                _META, at + 1,
-            )  # fmt: skip
+            kind, family, at = data[at], _META, at + 1
+            if kind in _OF_FAMILIES:
+                kind = _OF_FAMILIES[kind]
+                family, at = varint(data, at)
             key, at = text(data, at)
-            if kind in (_PUT, _FAMILY_PUT):
+            value = b""
+            if kind in (PUT, DELETE_RANGE):
                 value, at = text(data, at)
-                yield Row(family, key, value)
-            elif kind in (_DELETE, _FAMILY_DELETE):
-                yield Row(family, key, None)
-            elif kind in (_DELETE_RANGE, _FAMILY_DELETE_RANGE):
-                _, at = text(data, at)
-            else:
+            elif kind != DELETE:
                 raise ValueError(f"a row of the kind {kind}")
+            yield Change(kind, family, key, value)
     except IndexError:
         raise ValueError("a batch ends in the middle of a row") from None
 

@@ -6,6 +6,7 @@ of a block are padding.
 """
 
 import mmap
+import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,10 +33,10 @@ class Stop(NamedTuple):
 
 
 @contextmanager
-def mapped(path: Path) -> Iterator[Data]:
-    """Map the bytes of a file, which are read on access. Raises OSError."""
-    with path.open("rb") as file:
-        if not path.stat().st_size:
+def mapped(path: Path | int) -> Iterator[Data]:
+    """Map the bytes of a file, which are read on access. A descriptor is closed at the end. Raises OSError."""
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
             yield b""
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
