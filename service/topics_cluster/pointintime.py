@@ -60,7 +60,7 @@ async def _make(archive: Archive, directory: Path, base: Checkpoint, cut: Cut, j
         store = ShardStore(begun)
         try:
             log_bytes = await _apply(archive, store, base, cut)
-            store.leave()
+            store.leave_log()
         finally:
             store.close()
         inventory.settle(begun, jump, is_whole=False)

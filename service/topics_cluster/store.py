@@ -14,7 +14,7 @@ from topics_cluster.uploader import Uploader
 from topics_service.engine import stored_catalog
 from topics_service.engine.stored_catalog import Change, StoredCatalog
 from topics_service.storage import durable, keys, segments
-from topics_service.storage.rocks import RocksStore
+from topics_service.storage.rocks import LOG_POSITION_KEY, RocksStore
 from topics_service.storage.rocks_batch import RocksBatch
 from topics_service.storage.store import (
     Family,
@@ -29,7 +29,7 @@ from topics_service.storage.wal.batches import MOMENT_KEY
 MAX_UNACKNOWLEDGED_BYTES: Final = 64 << 20
 """With more than that the object store is taken for away, and writes are refused until it answers."""
 
-POSITION_KEY: Final = b"log_position"
+POSITION_KEY: Final = LOG_POSITION_KEY
 """The META row of `read_position`; it is of the directory and not in the log."""
 CLUSTER_KEY: Final = b"cluster_id"
 """The META row of the id of the cluster whose log it follows; not in the log either."""
@@ -276,13 +276,6 @@ class ShardStore(RocksStore):
         """Return what was kept ready for a takeover, if anything was, for the engine of the owner."""
         catalog, self.catalog = self.catalog, None
         return catalog
-
-    def leave(self) -> None:
-        """Become the directory of a single server, which no node continues. Raises StoreError."""
-        assert self._uploader is None, "an owner has to end its epoch first"
-        batch = RocksBatch(self._handles, self.usage)
-        batch.delete(_META, POSITION_KEY)
-        super().write(batch)
 
     def sync(self) -> None:
         """See Store. An owner also waits until all is in the object store. Raises StoreError after 10 s, when the

@@ -8,6 +8,7 @@ from topics_server import tracing
 from topics_server.audit import AuditFile
 from topics_server.descriptors import TooFewError, share
 from topics_server.errors import StartError
+from topics_server.notices import log
 from topics_server.ports import bind
 from topics_server.settings import Settings
 from topics_server.tls import ServerCertificates, TlsError, certificates
@@ -95,7 +96,7 @@ def _open_audit_file(settings: Settings) -> AuditFile | None:
 
 def _open_store(settings: Settings, tables: int) -> RocksStore:
     try:
-        return RocksStore(
+        store = RocksStore(
             settings.data_path,
             block_cache_bytes=settings.memory.store_cache,
             write_buffer_bytes=settings.memory.write_buffers,
@@ -104,5 +105,8 @@ def _open_store(settings: Settings, tables: int) -> RocksStore:
             boot_id=boot_id(),
             reserve_bytes=settings.min_free_bytes,
         )
+        if store.leave_log():
+            log.warning("%s is of a node of a cluster: it is a server of its own from now on", settings.data_path)
+        return store
     except StoreError as error:
         raise StartError(str(error)) from error

@@ -97,7 +97,7 @@ def test_what_a_manifest_tells(server: ServerProcess, cli: Cli, target: Path) ->
     sealed = json.loads((target / "backups" / f"{made['id']}.json").read_text())
     backup = sealed["backup"]
     assert backup["format"] == 1
-    assert backup["store_format"] == "topics-rocksdb-3"
+    assert backup["store_format"] == "topics-rocksdb-4"
     assert backup["source"].endswith(f":{server.data_dir}")
     (topic,) = backup["topics"]
     assert len({partition.pop("log_id") for partition in topic["partitions"]}) == 2

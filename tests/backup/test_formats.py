@@ -41,15 +41,15 @@ def test_a_directory_of_a_later_format_is_refused_and_left_alone(server: ServerP
     with TopicsClient(server.grpc_target) as client:
         client.append("a", 1)
     server.stop()
-    change(server.data_dir, Family.META, b"format", b"topics-rocksdb-4")
+    change(server.data_dir, Family.META, b"format", b"topics-rocksdb-5")
     env = {"TOPICS_DATA_DIR": str(server.data_dir), "TOPICS_PORT": "0", "TOPICS_GRPC_PORT": "0"}
     done = subprocess.run([TOPICS, "serve"], env=env, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
-    assert f"the data directory {server.data_dir} has the format b'topics-rocksdb-4'" in done.stderr
-    assert "this server reads b'topics-rocksdb-3'" in done.stderr
+    assert f"the data directory {server.data_dir} has the format b'topics-rocksdb-5'" in done.stderr
+    assert "this server reads b'topics-rocksdb-4'" in done.stderr
     told = cli("backup", "create", "--data-dir", server.data_dir, "--to", target, code=1).err
-    assert "topics-rocksdb-4" in told
-    with pytest.raises(StoreOpenError, match="topics-rocksdb-4"):
+    assert "topics-rocksdb-5" in told
+    with pytest.raises(StoreOpenError, match="topics-rocksdb-5"):
         RocksStore(server.data_dir)
 
 

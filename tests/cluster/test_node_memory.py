@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 import socket
 import ssl
 import threading
@@ -34,6 +35,8 @@ from topics_server.node.links import read_secrets
 from topics_server.node.peers import METHOD, Notice, Peers, Standing
 from topics_server.node.place import Place
 from topics_server.secret_files import SecretsError
+from topics_server.server import Server
+from topics_server.settings import Settings
 
 
 @pytest.fixture
@@ -346,6 +349,34 @@ async def test_a_directory_of_another_cluster_is_refused_and_stays(
         await asyncio.to_thread(node.close)
     assert await world.bucket.list(objects.prefix(0)) == []
     world.bucket, world.entries = former, MemoryEntries()
+    async with world.node("a") as a, client(a) as at_a:
+        assert await texts(at_a) == ["one"]
+
+
+async def test_a_directory_that_a_single_server_wrote_to_is_of_no_node_any_more(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What that server wrote is in no log."""
+    async with world.node("a") as a, client(a) as at_a:
+        await append(at_a, "one")
+    folder = world.folder / "a"
+    async with (
+        Server(Settings(data_dir=str(folder), port=0, grpc_port=0, max_lag_ms=0)) as server,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.http_port}") as alone,
+    ):
+        await append(alone, "alone")
+        assert await texts(alone) == ["one", "alone"]
+    node = world.node("a")
+    await asyncio.to_thread(node.open)
+    try:
+        await node.startup()
+        await until(lambda: f"{folder} has the topics of a single server" in caplog.text)
+        assert node.statistics.role == "starting"
+    finally:
+        node.stop()
+        await node.shutdown()
+        await asyncio.to_thread(node.close)
+    shutil.rmtree(folder)
     async with world.node("a") as a, client(a) as at_a:
         assert await texts(at_a) == ["one"]
 

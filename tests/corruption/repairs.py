@@ -25,7 +25,7 @@ class MemorySink:
 
     def __init__(self) -> None:
         self.store = MemoryStore()
-        self.put(Family.META, b"format", b"topics-rocksdb-3")
+        self.put(Family.META, b"format", b"topics-rocksdb-4")
 
     def put(self, family: Family, key: bytes, value: bytes) -> None:
         """See Sink."""

@@ -206,7 +206,7 @@ def test_keys_of_meta(made: Path, tmp_path: Path) -> None:
     found = rows(store, Family.META)
     store.close()
     assert found.keys() == META
-    assert found[b"format"] == b"topics-rocksdb-3"
+    assert found[b"format"] == b"topics-rocksdb-4"
     assert found[b"boot"] == b"clean"
 
 
@@ -331,10 +331,10 @@ def test_the_kept_directory_is_of_the_first_format_and_moved_on(tmp_path: Path) 
         assert source.get(Family.META, b"format") == b"topics-rocksdb-1"
     RocksStore(directory, boot_id="boot-2").close()
     with verify.opened(directory) as source:
-        assert source.get(Family.META, b"format") == b"topics-rocksdb-3"
+        assert source.get(Family.META, b"format") == b"topics-rocksdb-4"
 
 
-@pytest.mark.parametrize(("step", "left"), [("write", b"topics-rocksdb-1"), ("sync", b"topics-rocksdb-3")])
+@pytest.mark.parametrize(("step", "left"), [("write", b"topics-rocksdb-1"), ("sync", b"topics-rocksdb-4")])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_move_to_the_next_format_that_is_killed_goes_on(tmp_path: Path, step: str, left: bytes, when: str) -> None:
     directory = kept_directory.unpack(tmp_path)
@@ -344,10 +344,10 @@ def test_a_move_to_the_next_format_that_is_killed_goes_on(tmp_path: Path, step: 
     assert child.exitcode == -signal.SIGKILL
     with verify.opened(directory) as source:
         found = source.get(Family.META, b"format")
-        assert found == (b"topics-rocksdb-3" if when == "after" else left)
+        assert found == (b"topics-rocksdb-4" if when == "after" else left)
     _check_everything(directory)
     with verify.opened(directory) as source:
-        assert source.get(Family.META, b"format") == b"topics-rocksdb-3"
+        assert source.get(Family.META, b"format") == b"topics-rocksdb-4"
 
 
 def _open_and_die(directory: Path, step: str, when: str) -> None:

@@ -26,9 +26,12 @@ from topics_service.storage.wal.switches import SwitchCounter
 
 log = logging.getLogger("topics.storage")
 
+LOG_POSITION_KEY = b"log_position"
+"""The META row of a directory that follows the log of a cluster: how far its rows are the log's."""
+
 _FORMAT_KEY = b"format"
-_FORMAT = b"topics-rocksdb-3"
-_FORMATS = (b"topics-rocksdb-1", b"topics-rocksdb-2", _FORMAT)  # that are read, the last of which is written
+_FORMAT = b"topics-rocksdb-4"
+_FORMATS = (b"topics-rocksdb-1", b"topics-rocksdb-2", b"topics-rocksdb-3", _FORMAT)  # read; the last one is written
 _SETTLE_SECONDS = 2.0
 _ERRORS = 64  # that are kept with the file that they are of
 _FOR_EVER = 1 << 40  # seconds: archived logs are removed by `archive.trim`
@@ -251,6 +254,18 @@ class RocksStore:
     def batch(self) -> RocksBatch:
         """See Store."""
         return RocksBatch(self._handles, self.usage)
+
+    def leave_log(self) -> bool:
+        """Become the directory of a single server, if it followed the log of a cluster: no node continues it from here.
+
+        Return whether it did. Raises StoreError.
+        """
+        if self.get(Family.META, LOG_POSITION_KEY) is None:
+            return False
+        batch = RocksBatch(self._handles, self.usage)
+        batch.delete(Family.META, LOG_POSITION_KEY)
+        self.rewrite(batch)
+        return True
 
     def write(self, batch: WriteBatch) -> None:
         """See Store."""
