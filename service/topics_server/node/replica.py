@@ -6,11 +6,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from msgspec.structs import replace
-
 from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.checkpoint import CheckpointError
-from topics_cluster.coordinator import Coordinator, CoordinatorError, Node, Owner, Session, View, boottime
+from topics_cluster.coordinator import Coordinator, Node, Owner, Session, boottime
 from topics_cluster.follower import BehindCheckpointError, Follower
 from topics_cluster.formats import FormatError
 from topics_cluster.log import OutOfOrderError
@@ -27,6 +25,7 @@ from topics_cluster.takeover import (
     new_nonce,
 )
 from topics_net import background
+from topics_server.node.claims import Claims
 from topics_server.node.directory import Directory
 from topics_server.node.doors import KafkaDoor
 from topics_server.node.gate import LostShardError
@@ -47,8 +46,6 @@ _PATIENCE_SECONDS: Final = 1.0  # for a node that is preferred to this one
 _SILENT_SECONDS: Final = 2.5  # of the object store, before another node is preferred to this one
 _RECENT_SECONDS: Final = 1.5  # of what comes once a second
 _RETRY_SECONDS: Final = 1.0
-_CLAIM_SECONDS: Final = 1.0  # for the claim of a node that was given the shard
-_SUCCESSOR_SECONDS: Final = 5.0
 
 _UNUSABLE: Final = (BehindCheckpointError, StoreAheadError, StoreError, TopicsError, OSError)
 _DAMAGED: Final = (DamagedObjectError, LaterFormatError, FormatError, BrokenLogError, CheckpointError)
@@ -82,9 +79,8 @@ class Replica:
         self._me = me
         self._bucket = bucket
         self._reach = StoreReach(bucket)
-        self._coordinator = coordinator
-        self._session = session
         self._views = views
+        self._claims = Claims(shard, me, coordinator=coordinator, session=session, views=views)
         self._directory = directory
         self._peers = peers
         self._followers = followers
@@ -202,7 +198,7 @@ class Replica:
             if not await self._own(store, ownership):
                 return False
             if self._stopping:
-                await self._wait_for_successor()
+                await self._claims.until_succeeded()
                 return True
 
     # --------------------------------------------------------- following
@@ -233,14 +229,10 @@ class Replica:
                 following.result()
             owner = self._owner()
             self._show(owner)
-            claim = Owner(node=self._me.name, addresses=self._me.addresses, epoch=0)
-            if self._may_claim(owner):
-                try:
-                    if await self._session.claim(self._shard, owner, claim):
-                        self._replaced = owner
-                        return claim
-                except CoordinatorError as error:
-                    log.warning("can't claim shard %d: %s", self._shard, error)
+            claim = await self._claims.make(owner) if self._may_claim(owner) else None
+            if claim is not None:
+                self._replaced = owner
+                return claim
             await self._pause(_TICK_SECONDS)
         return None
 
@@ -255,7 +247,7 @@ class Replica:
         now = boottime()
         if self._alone_since is None:
             self._alone_since = now
-        wanted = self._views.view.wanted.get(self._shard)
+        wanted = self._claims.wanted
         others = self._views.view.nodes.keys() - {self._me.name, *([owner.node] if owner else [])}
         is_alive = owner is None and now - self._heard < _RECENT_SECONDS  # it will claim the shard again
         is_preferred = wanted == self._me.name or (wanted not in others and not is_alive)
@@ -385,7 +377,7 @@ class Replica:
             self._nonce = new_nonce()
             self._read = self._suspect = None
             if ownership is None:
-                await self._give_up(claim)
+                await self._claims.give_up(claim)
         return ownership
 
     async def _until_done(self, contending: "asyncio.Task[Ownership]", store: ShardStore) -> None:
@@ -402,18 +394,12 @@ class Replica:
                 return
             await self._pause(_TICK_SECONDS)
 
-    async def _give_up(self, owner: Owner) -> None:
-        try:
-            await self._session.give_up(self._shard, owner)
-        except CoordinatorError as error:
-            log.warning("can't give up shard %d, its lease will end: %s", self._shard, error)
-
     # ------------------------------------------------------------ owning
 
     async def _own(self, store: ShardStore, ownership: Ownership) -> bool:
         """Serve the shard until it is lost or handed over. Return whether the store can follow: what is not in the log
         is the end of it until another node has fenced it."""
-        owner = Owner(node=self._me.name, addresses=self._me.addresses, epoch=ownership.epoch)
+        owner = self._claims.mine(ownership.epoch)
         self._term = term = self._make_term(store, ownership)
         term.on_change = lambda: self._acknowledged(term)
         is_kept, can_follow = False, True
@@ -447,7 +433,7 @@ class Replica:
                 self._statistics.fenced += 1
                 await self._kafka.pass_on(0.0)
                 await term.abort()
-                await self._give_up(owner)
+                await self._claims.give_up(owner)
             await term.release()
             self._statistics.unacknowledged_bytes = self._statistics.followers = 0
         return can_follow
@@ -459,7 +445,7 @@ class Replica:
         would not show what is acknowledged here. Raises LostShardError.
         """
         while not (self._stopping or term.failure):
-            if await self._announce(term, owner, is_first=True):
+            if await self._claims.announce(owner, term.gate, is_first=True):
                 return True
         return False
 
@@ -479,8 +465,8 @@ class Replica:
                     raise LostShardError(f"the node {rival.node} has claimed it")
                 if announcing is not None and announcing.done():
                     is_announced, announcing = announcing.result() or is_announced, None
-                if announcing is None and (not is_announced or boottime() >= self._session.valid_until):
-                    announcing = background.start(self._announce(term, owner, is_first=not is_announced))
+                if announcing is None and (not is_announced or not self._claims.is_certain):
+                    announcing = background.start(self._claims.announce(owner, term.gate, is_first=not is_announced))
                     announcing.add_done_callback(lambda _: self.wake())
                 others = any(each.reaches_store for each in self._followers.standings.values())
                 if self._reach.is_stuck(term.uploader.waiting_seconds(), others=others):
@@ -493,36 +479,12 @@ class Replica:
             if announcing is not None:
                 announcing.cancel()
 
-    async def _announce(self, term: Term, owner: Owner, *, is_first: bool) -> bool:
-        """Tell the coordinator who owns the shard. Return False if it does not answer.
-
-        After the end of a lease that is not enough: another node may have owned the shard in between. Raises
-        LostShardError.
-        """
-        try:
-            if is_first and await self._session.claim(self._shard, replace(owner, epoch=0), owner):
-                return True
-            term.gate.doubt()
-            if not await self._session.claim(self._shard, None, owner):
-                found = (await self._coordinator.view()).owners.get(self._shard)
-                if found is None or found.node != self._me.name:
-                    raise LostShardError(f"the node {found.node if found else '?'} has claimed it")
-                return False
-            await term.gate.trust()
-        except (CoordinatorError, TopicsError) as error:
-            log.warning("can't renew the claim of shard %d, trying again: %s", self._shard, error)
-            await asyncio.sleep(_TICK_SECONDS)
-            return False
-        log.info("renewed the claim of shard %d, whose lease had ended", self._shard)
-        return True
-
     async def _target(self) -> str | None:
         """The follower that is to get the shard, if there is one that can."""
         ready = {name: each for name, each in self._followers.standings.items() if each.caught_up}
-        wanted = self._views.view.wanted.get(self._shard)
+        wanted = self._claims.wanted
         if wanted == self._me.name:
-            with contextlib.suppress(CoordinatorError):
-                await self._coordinator.want(self._shard, None)
+            await self._claims.prefer("")
         elif wanted in ready:
             return wanted
         if self._stopping and ready:
@@ -536,7 +498,7 @@ class Replica:
         standing = self._followers.standings.get(target)
         self._place.elsewhere(None)
         self._set_serving(False)
-        preferring = background.start(self._prefer(target))
+        preferring = background.start(self._claims.prefer(target))
         await asyncio.gather(term.drain(), self._kafka.pass_on())
         is_kept = term.failure is None and await term.finish()
         if is_kept and standing is not None:
@@ -545,37 +507,12 @@ class Replica:
                     self._followers.tell(Notice(epoch=owner.epoch, number=store.position.number))
             except BucketError as error:
                 log.warning("can't put the fence of %s, which will put one itself: %s", target, error)
-            await self._until_replaced(owner)
+            await self._claims.until_replaced(owner)
         await preferring
         if is_kept:
-            await self._give_up(owner)
+            await self._claims.give_up(owner)
             self._statistics.handovers += 1
         return is_kept
-
-    async def _until_replaced(self, owner: Owner) -> None:
-        """Wait a while until the target has put its claim in the place of this node's."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CLAIM_SECONDS):
-                await self._views.until(lambda view: view.owners.get(self._shard) != owner)
-
-    async def _prefer(self, target: str) -> None:
-        """Let others wait for the target."""
-        try:
-            await self._coordinator.want(self._shard, target or None)
-        except CoordinatorError as error:
-            log.warning("can't name the next owner of shard %d: %s", self._shard, error)
-
-    async def _wait_for_successor(self) -> None:
-        """Wait a while until another node owns the shard, for the calls that are held."""
-
-        def is_there(view: View) -> bool:
-            owner = view.owners.get(self._shard)
-            alone = not view.nodes.keys() - {self._me.name}
-            return alone or (owner is not None and owner.epoch > 0 and owner.node != self._me.name)
-
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SUCCESSOR_SECONDS):
-                await self._views.until(is_there)
 
     def _acknowledged(self, term: Term) -> None:
         """Tell the followers what is durable now."""
@@ -595,7 +532,7 @@ class Replica:
     # ------------------------------------------------------------ shared
 
     def _owner(self) -> Owner | None:
-        return self._views.view.owners.get(self._shard)
+        return self._claims.owner
 
     def _rival(self) -> Owner | None:
         """The owner, if another node has claimed the shard after this one. What was there before may still be in the
