@@ -119,7 +119,7 @@ class ShardStore(RocksStore):
         """The engine's writer, whose own tickets begin at 1 in each life."""
         self.catalog: StoredCatalog | None = None
         """The catalog that a follower keeps ready for a takeover: `apply` tells it of each change."""
-        self.on_written: Callable[[], None] = lambda: None
+        self.on_written: Callable[[], None] = _nothing
         """Called after each write of an owner; `uploader.wake` has to follow."""
         self._offset = -1
         self._offsets: deque[tuple[int, int]] = deque()
@@ -193,6 +193,7 @@ class ShardStore(RocksStore):
         """Take no more writes. Unless it `is_ahead`, the store can be a follower's from now on."""
         self._position = self.position
         self._uploader = None
+        self.engine, self.on_written = _NO_ENGINE, _nothing  # they would keep the owner's engine
 
     def batch(self) -> LogBatch:
         """See Store."""
@@ -292,6 +293,10 @@ class ShardStore(RocksStore):
         """See Store. Does not wait for the object store; `sync` does."""
         self.disown()
         super().close()
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _change(op: int, family: Family, key: bytes, value: bytes) -> Change:

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import gc
 import shutil
 import socket
 import ssl
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -223,6 +225,24 @@ async def test_a_node_whose_claim_ended_before_its_fence_does_not_serve(world: W
         # It may see the other claim before it has read its own fence: then it does not even begin.
         await until(lambda: b.statistics.fenced == 1 or b.statistics.role == "following")
         assert b.statistics.takeovers == 0
+
+
+async def test_the_engine_of_a_former_owner_is_freed_at_once(world: World) -> None:
+    """Its topics may have hundreds of megabytes, and the collector of a server seldom looks at what is old."""
+    async with world.node("a") as a, world.node("b") as b, client(a) as at_a:
+        await append(at_a, "one")
+        await until(lambda: a.statistics.followers == 1)
+        running: Any = a._running
+        engine = weakref.ref(running._place.term.core.engine)
+        gc.freeze()
+        gc.disable()
+        try:
+            await world.coordinators["a"].want(0, "b")
+            await until(lambda: b.statistics.role == "owning" and a.statistics.role == "following")
+            await until(lambda: engine() is None)
+        finally:
+            gc.unfreeze()
+            gc.enable()
 
 
 def is_uploader() -> bool:

@@ -79,6 +79,7 @@ class Claims:
             await asyncio.sleep(_RETRY_SECONDS)
             return False
         log.info("renewed the claim of shard %d, whose lease had ended", self._shard)
+        await asyncio.sleep(_RETRY_SECONDS)  # the session may not know how long its new lease holds yet
         return True
 
     async def give_up(self, owner: Owner) -> None:

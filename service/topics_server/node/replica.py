@@ -25,6 +25,7 @@ from topics_cluster.takeover import (
     new_nonce,
 )
 from topics_net import background
+from topics_server import collector
 from topics_server.node.claims import Claims
 from topics_server.node.directory import Directory
 from topics_server.node.doors import KafkaDoor
@@ -46,6 +47,7 @@ _PATIENCE_SECONDS: Final = 1.0  # for a node that is preferred to this one
 _SILENT_SECONDS: Final = 2.5  # of the object store, before another node is preferred to this one
 _RECENT_SECONDS: Final = 1.5  # of what comes once a second
 _RETRY_SECONDS: Final = 1.0
+_END_SECONDS: Final = 1.0  # until nothing refers to a term that is over
 
 _UNUSABLE: Final = (BehindCheckpointError, StoreAheadError, StoreError, TopicsError, OSError)
 _DAMAGED: Final = (DamagedObjectError, LaterFormatError, FormatError, BrokenLogError, CheckpointError)
@@ -195,7 +197,10 @@ class Replica:
             ownership = await self._follow(store)
             if ownership is None:
                 return True
-            if not await self._own(store, ownership):
+            can_follow = await self._own(store, ownership)
+            if not self._stopping:
+                background.call_later(_END_SECONDS, collector.collect)  # the engine has ended, and has cycles
+            if not can_follow:
                 return False
             if self._stopping:
                 await self._claims.until_succeeded()

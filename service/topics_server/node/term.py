@@ -134,7 +134,7 @@ class Term:
         assert task is not None, "applications run in tasks"
         tasks.add(task)
         try:
-            await self._app(scope, receive, send)
+            await self._app({**scope}, receive, send)  # the connection keeps its scope, in which Starlette puts the app
         except asyncio.CancelledError:
             if not self._running.is_broken_off():
                 raise

@@ -78,6 +78,9 @@ def test_commands_that_call_a_server_take_the_same_arguments_before_and_behind(t
         "repair",
         "cluster init",
         "cluster check",
+        "cluster finalize",
+        "cluster restore",
+        "cluster moments",
     )
     for name in COMMANDS:
         nested = [each for each in parser(name)._actions if each.dest == "action"]
