@@ -7,9 +7,10 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from topics_service.engine import idempotency, maintenance, recovery, retention, snapshot
+from topics_service.engine import idempotency, maintenance, recovery, retention, snapshot, stored_logs
 from topics_service.engine.deletes import Deletes
 from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.lives import Lives
 from topics_service.engine.log import Log
 from topics_service.engine.offsets.groups import Groups
 from topics_service.engine.queue import attempts, leases, mover, moves, queues, settlement
@@ -189,10 +190,10 @@ def _jump(s: Snapshot) -> None:
 _BUGS: dict[str, Planted] = {
     "a write of the class fsync acknowledged before the fsync": lambda: patch.object(Log, "_written", _acked_at_once),
     "a write shown before the fsync": lambda: patch.object(Log, "_written", _shown_at_once),
-    "deletes forgotten by a start": lambda: patch.object(recovery, "Deletes", lambda _: Deletes()),
+    "deletes forgotten by a start": lambda: patch.object(stored_logs, "Deletes", lambda _: Deletes()),
     "deletes not written": lambda: patch.object(Deletes, "marked", lambda self, sizes: (_marked(self, sizes)[0], ())),
     "a ceiling not written": _rows_lost(Family.CEILINGS),
-    "a lost tail not looked for": lambda: patch.object(recovery, "lose", lambda *_: None),
+    "a lost tail not looked for": lambda: patch.object(Lives, "take", lambda *_: False),
     "an unclean end taken for a clean one": lambda: patch.object(recovery, "_CLEAN", b"boot-1"),
     "the cursor of a router not written": lambda: patch.object(MemoryBatch, "put", _cursor_lost),
     "copies that exactly_once forgets": _rows_lost(Family.ROUTER_COPIES),

@@ -84,7 +84,8 @@ class Log:
         ceiling: int,
         owed: Mapping[bytes, bytes | None] = _NOTHING_OWED,
     ) -> None:
-        """`owed` are changes of rows of gaps that `state` has and the store has not: see `put_state`."""
+        """`owed` are changes of rows of gaps that `state` has and the store has not: the loss that recovery found. They
+        are written with the next state row."""
         self.log_id = log_id
         self.owed = owed
         self._writer = writer
@@ -432,7 +433,9 @@ class Log:
         if s.gaps and s.gaps[0].stop < s.evict_floor:
             covered, s.gaps = s.gaps_around(s.evict_floor)
         if self._has_durable_row(s):
-            self.put_state(disk, s)
+            if self.owed:
+                disk.apply(Family.GAPS, self.owed)
+            disk.put(Family.LOGS, keys.u64(self.log_id), snapshot.encode(s))
             for number in chunks:
                 if number not in forgotten:
                     disk.put(Family.DELETES, keys.pair(self.log_id, number), s.deletes.encode(number))
@@ -441,15 +444,11 @@ class Log:
             for gap in covered:
                 disk.delete(Family.GAPS, keys.pair(self.log_id, gap.start))
 
-    def put_state(self, disk: WriteBatch, s: Snapshot) -> None:
-        """Put the state row, and the loss that recovery found and that no row tells of yet."""
-        if self.owed:
-            disk.apply(Family.GAPS, self.owed)
-        disk.put(Family.LOGS, keys.u64(self.log_id), snapshot.encode(s))
-
     def commit_state(self, batch: WriteBatch, s: Snapshot) -> int:
         """Write the batch with the state row, outside a transaction, and return its ticket."""
-        self.put_state(batch, s)
+        if self.owed:
+            batch.apply(Family.GAPS, self.owed)
+        batch.put(Family.LOGS, keys.u64(self.log_id), snapshot.encode(s))
         ticket = self._writer.commit(batch)
         self.owed = _NOTHING_OWED
         return ticket

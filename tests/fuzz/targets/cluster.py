@@ -11,7 +11,8 @@ from topics_cluster.checkpoint import Checkpoint, CheckpointError
 from topics_cluster.log import Position
 from topics_cluster.objects import DamagedObjectError, Header, Kind, LaterFormatError, Op
 from topics_cluster.store import read_position
-from topics_server.node import peers
+from topics_server.node import peers, positions
+from topics_service.engine.errors import TopicsError
 from topics_service.storage.store import Family
 
 _NUMBER: Final = 42
@@ -77,5 +78,12 @@ TARGETS = (
         errors=(msgspec.MsgspecError,),
         samples=[msgspec.msgpack.encode({"epoch": 3, "ticket": 7})],
         covers=("topics_server.node.peers",),
+    ),
+    Target(
+        name="position of a request",
+        decode=lambda data: positions.decode(data.decode("latin-1")),
+        errors=(TopicsError,),
+        samples=[b"0", b"3-1042"],
+        covers=("topics_server.node.positions:decode",),
     ),
 )

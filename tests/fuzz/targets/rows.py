@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from pyroaring import BitMap, BitMap64
 
 from support.kafka_members import Classic, Modern, Topics, World, assignment, settle, subscription
-from topics_service.engine import producers, snapshot, stored_catalog
+from topics_service.engine import lives, producers, snapshot, stored_catalog
 from topics_service.engine.deletes import Deletes, decode_chunk
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.idempotency import _ROW as OUTCOME
 from topics_service.engine.idempotency import expiry_key
-from topics_service.engine.lives import Ceiling, decode_ceiling
+from topics_service.engine.lives import Ceiling, Lives, decode_ceiling
 from topics_service.engine.membership import subscriptions
 from topics_service.engine.membership.members import RefusedError
 from topics_service.engine.model import TagMatch, TopicConfig
@@ -36,6 +36,7 @@ from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.topic import TopicRow
 from topics_service.engine.topic import decode_row as decode_topic
 from topics_service.storage import keys
+from topics_service.storage.store import Family, StoreOpenError
 
 DAMAGE: Final = (TopicsError, ValueError, struct.error, msgspec.MsgspecError)
 """As `stored_logs` catches it."""
@@ -53,6 +54,16 @@ _RUNS = [(1, 5, 2), (9, 7, 1)]
 def _deletes() -> list[bytes]:
     marked, _ = Deletes().marked([(1, 10), *((seq, 7) for seq in range(70, 90)), (5000, 3), (70_000, 3)])
     return [marked.encode(number) for number in marked.numbers()]
+
+
+class _OneRow:
+    """A store whose rows are all the same."""
+
+    def __init__(self, row: bytes) -> None:
+        self.row = row
+
+    def get(self, _family: Family, _key: bytes) -> bytes:
+        return self.row
 
 
 def _topic_at_a_start(value: bytes) -> Any:
@@ -131,6 +142,13 @@ TARGETS = (
         errors=(ValueError,),
         samples=[Ceiling(7, 2).encode(), keys.u64(7)],
         covers=(f"{_ENGINE}.lives:decode_ceiling",),
+    ),
+    Target(
+        name="count of unclean ends",
+        decode=lambda row: lives.read(_OneRow(row)),
+        errors=(StoreOpenError,),
+        samples=[Lives(7, 2).encode()],
+        covers=(f"{_ENGINE}.lives:read",),
     ),
     Target(
         name="delete bitmap",
