@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -31,12 +31,32 @@ class Server:
     def __init__(self) -> None:
         self.requests: list[str] = []
         self._answers: list[bytes] = []
+        self._connections: set[asyncio.Task[None]] = set()
 
     def tell(self, answers: Sequence[bytes]) -> None:
         self.requests.clear()
         self._answers = list(answers)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.current_task()
+        assert connection is not None
+        self._connections.add(connection)
+        try:
+            await self._serve(reader, writer)
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+        finally:
+            writer.transport.abort()
+            self._connections.discard(connection)
+
+    async def close(self) -> None:
+        """End the connections that are left."""
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         lengths = [line for line in head.splitlines() if line.lower().startswith("content-length:")]
         await reader.readexactly(int(lengths[0].partition(":")[2]) if lengths else 0)
@@ -47,13 +67,12 @@ class Server:
         else:
             writer.write(told)
             await writer.drain()
-        writer.close()
 
 
 @asynccontextmanager
 async def store(monkeypatch: pytest.MonkeyPatch, seconds: float = 5.0) -> AsyncIterator[tuple[Server, S3Bucket]]:
     server = Server()
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    listening = await asyncio.start_server(server.connected, "127.0.0.1", 0)
     settings = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}",
         "AWS_ACCESS_KEY_ID": "key",
@@ -64,7 +83,10 @@ async def store(monkeypatch: pytest.MonkeyPatch, seconds: float = 5.0) -> AsyncI
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     async with listening:
-        yield server, S3Bucket("s3://bucket/x", request_seconds=seconds)
+        try:
+            yield server, S3Bucket("s3://bucket/x", request_seconds=seconds)
+        finally:
+            await server.close()
 
 
 @pytest.mark.parametrize(
