@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from topics_cluster.objects import Kind, LogObject
 from topics_cluster.reuse import is_of_log
 from topics_cluster.takeover import Ownership
 from topics_service.storage import segments
-from topics_service.storage.store import Family
+from topics_service.storage.store import Family, StoreStalledError
 from topics_service.storage.wal import archive
 
 
@@ -381,8 +382,16 @@ async def test_more_than_rocksdb_itself_would_keep(cluster: Cluster) -> None:
     cluster.members.append(owner)
     await owner.own()
     cluster.bucket.away = True
+
+    def is_put(number: int) -> bool:
+        try:
+            owner.put(b"%d" % number, bytes(256 << 10), Family.BLOCKS)
+        except StoreStalledError:  # RocksDB has to write tables first
+            return False
+        return True
+
     for number in range(40):
-        owner.put(b"%d" % number, bytes(256 << 10), Family.BLOCKS)
+        await until(partial(is_put, number))
     await until(lambda: len(list(archive.numbered(owner.store.path / "archive"))) > 1)
     trim(owner.store)
     cluster.bucket.away = False
