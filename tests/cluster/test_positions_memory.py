@@ -17,16 +17,20 @@ from cluster.test_reads_memory import client as calls
 from cluster.test_reads_memory import no_answer, two
 
 from support.held_bucket import HeldBucket
-from support.shards import Member
+from support.shards import SHARD, Member
 from support.waiting import until
 from topics_client import AsyncTopicsClient, NotFoundError
 from topics_cluster import identity
 from topics_cluster.commit import LogCommit
+from topics_cluster.follower import Follower
+from topics_cluster.log import Tail
+from topics_cluster.takeover import new_nonce
 from topics_gateway.request import PassedOnError
 from topics_proto.v1 import record_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_server.node import reads
 from topics_server.node.local import LocalTopics
+from topics_server.node.peers import Standpoint
 from topics_server.node.server import NodeServer
 from topics_server.server import Server
 from topics_server.settings import Settings, load
@@ -369,3 +373,25 @@ async def test_rows_that_are_not_in_the_log_are_not_read(tmp_path: Path) -> None
         with pytest.raises(PassedOnError):
             await topics.diff(DiffRequest(topic="t"))
         await asyncio.to_thread(commit.stop)
+
+
+async def test_the_fence_of_a_node_that_slept_hides_no_writes(tmp_path: Path) -> None:
+    """It may be in a deleted stretch: its epoch is a later one than the owner's, and what came behind is not here."""
+    bucket = HeldBucket()
+    with Member(bucket, tmp_path / "owner") as owner, Member(bucket, tmp_path / "slept") as slept:
+        await owner.own()
+        owner.put(b"1", b"value")
+        await owner.sync()
+        await Follower(bucket, slept.store, SHARD).catch_up()
+        owner.put(b"2", b"value")
+        await owner.sync()
+        wanted = Standpoint(epoch=owner.store.position.epoch, ticket=owner.store.ticket)
+        for entry in await bucket.list(""):
+            bucket.drop(entry.name)
+        fence = Tail(SHARD, slept.store.position).fence(new_nonce())
+        assert await bucket.create(fence.name, fence.parts)
+        await Follower(bucket, slept.store, SHARD).catch_up()
+        assert slept.store.position.epoch > wanted.epoch
+        topics = LocalTopics(slept.store, Replica(slept.store, SystemClock(), is_durable=True))
+        with pytest.raises(PassedOnError, match="the node is behind"):
+            await topics.reach(wanted, 0.01)

@@ -81,10 +81,12 @@ class LocalTopics:
         self.applied()
 
     def _has(self, wanted: Standpoint) -> bool:
-        """Return whether all writes up to there are in the store. Those of former epochs are where a later one
-        begins."""
-        epoch = self.store.position.epoch
-        return epoch > wanted.epoch or (epoch == wanted.epoch and self.store.ticket >= wanted.ticket)
+        """Return whether all writes up to there are in the store.
+
+        A later epoch alone does not tell: a node that slept may put its fence into a stretch of the log that was
+        deleted, and that hides what came behind.
+        """
+        return self.store.position.epoch >= wanted.epoch and self.store.ticket >= wanted.ticket
 
     def _check(self, *, has_begun: bool = False) -> None:
         """Raise `not_ready` unless the store may be read: that of an owner, and of a former one, can have rows that
