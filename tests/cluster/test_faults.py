@@ -39,12 +39,8 @@ def test_a_store_that_is_away_for_a_while_delays_and_loses_nothing(tmp_path: Pat
         with load.running():
             load.wait_for_acks()
             gone = time.monotonic()
-            if way == "refuses":
-                store.fault = lambda method, key: "503"
-            else:
-                store.delay = AWAY_SECONDS
-            time.sleep(AWAY_SECONDS)
-            store.fault, store.delay = (lambda method, key: None), 0
+            with store.away(way, AWAY_SECONDS):
+                time.sleep(AWAY_SECONDS)
             back = time.monotonic()
             load.wait_for_acks()
             assert load.pause(gone) >= AWAY_SECONDS - 2

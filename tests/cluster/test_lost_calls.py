@@ -54,7 +54,7 @@ class Losing:
         await until(lambda: self.owner.statistics.role == "following")
 
     async def records(self) -> list[Any]:
-        """What the topic has in the end."""
+        """The content of the topic in the end."""
         async with client(self.other) as http:
             reply = (await http.post(f"{APPEND}/diff", json={"from_seq": 0})).json()
             return [record["data"] for record in reply["records"]]

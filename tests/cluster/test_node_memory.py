@@ -376,7 +376,7 @@ async def test_a_directory_of_another_cluster_is_refused_and_stays(
 async def test_a_directory_that_a_single_server_wrote_to_is_of_no_node_any_more(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What that server wrote is in no log."""
+    """Its writes are in no log."""
     async with world.node("a") as a, client(a) as at_a:
         await append(at_a, "one")
     folder = world.folder / "a"

@@ -93,7 +93,7 @@ def check(node: Node, numbers: list[int], *, gap: bool) -> None:
 
 @pytest.mark.parametrize("way", ["refuses", "hangs"])
 def test_a_killed_owner_that_starts_again_has_all_that_it_acknowledged(tmp_path: Path, etcd: Etcd, way: str) -> None:
-    """Where the store hangs, what was sent lands after the kill, before or after the fence."""
+    """A store that hangs has what was sent land after the kill, before or after the fence."""
     with LocalS3() as store, cluster_on(tmp_path, etcd, store) as cluster:
         owner = cluster.owner()
         begin(owner)

@@ -302,7 +302,7 @@ async def test_a_node_that_fenced_first_wins(cluster: Cluster) -> None:
 
 
 async def test_a_node_that_fences_while_it_is_shipped_wins(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was in the log by then stays there, and the rest is nowhere."""
+    """All that was in the log by then stays there, and the rest is nowhere."""
     monkeypatch.setattr(log, "MAX_OBJECT_BYTES", 100)
     monkeypatch.setattr(resume, "MAX_OBJECT_BYTES", 100)
     again, others = cluster.again(await cluster.ahead(4)), HeldBucket()

@@ -70,12 +70,8 @@ def test_a_store_that_is_away_for_a_minute_delays_and_loses_nothing(tmp_path: Pa
         with load.running():
             load.wait_for_acks()
             gone = time.monotonic()
-            if way == "refuses":
-                store.fault = lambda method, key: "503"
-            else:
-                store.delay = AWAY_SECONDS
-            poll(lambda: time.monotonic() > gone + AWAY_SECONDS, AWAY_SECONDS + 5)
-            store.fault, store.delay = (lambda method, key: None), 0
+            with store.away(way, AWAY_SECONDS):
+                poll(lambda: time.monotonic() > gone + AWAY_SECONDS, AWAY_SECONDS + 5)
             back = time.monotonic()
             load.wait_for_acks()
             late = load.pause(gone) - (back - gone)

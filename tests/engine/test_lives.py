@@ -1,4 +1,4 @@
-"""What a power cut has taken is told by one row for all logs, and stays told whatever comes next."""
+"""The loss of a power cut is told by one row for all logs, and stays told whatever comes next."""
 
 import pytest
 from engine_support import CrashStore, World, gap
@@ -11,7 +11,7 @@ from topics_service.storage import keys
 from topics_service.storage.store import Family, StoreOpenError, StoreStalledError
 
 LOST = (2, 9, "cap")
-"""What is lost of a topic with one record, whose ceiling is 9."""
+"""The loss of a topic with one record, whose ceiling is 9."""
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import threading
 import time
 import xml.etree.ElementTree as ET
 from calendar import timegm
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Self
@@ -119,6 +120,18 @@ class LocalS3:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(10)
+
+    @contextmanager
+    def away(self, way: str, seconds: float) -> Iterator[None]:
+        """Answer nothing within the block: "refuses" each request at once, or "hangs" for so many seconds."""
+        if way == "refuses":
+            self.fault = lambda method, key: "503"
+        else:
+            self.delay = seconds
+        try:
+            yield
+        finally:
+            self.fault, self.delay = (lambda method, key: None), 0
 
     def __enter__(self) -> Self:
         self.start()

@@ -132,7 +132,7 @@ class Topics:
 
 
 class Service(World):
-    """What clients know as one server: the engine of the newest owner, whose disk is the log."""
+    """One server for its clients: the engine of the newest owner, whose disk is the log."""
 
     def __init__(self, seed: object, trace: Trace) -> None:
         super().__init__(seed, trace)

@@ -109,7 +109,7 @@ class Life:
         return b"%d" % next(self._keys)
 
     def make_work(self, owner: Owner) -> Rows | Topics:
-        """What an owner has its clients do."""
+        """Calls that an owner has its clients make."""
         return Rows(owner) if self.service is None else Topics(owner, self.service)
 
     def tell(self, text: str) -> None:
