@@ -227,6 +227,18 @@ async def test_a_node_whose_claim_ended_before_its_fence_does_not_serve(world: W
         assert b.statistics.takeovers == 0
 
 
+async def test_a_fence_in_a_deleted_stretch_does_not_keep_a_node_from_taking_over(world: World) -> None:
+    """A node that read it knows of an epoch that the log never came to."""
+    async with world.node("b") as b:
+        await until(lambda: b.statistics.role == "owning")
+        async with world.node("a") as a:
+            await until(lambda: b.statistics.followers == 1)
+            a.statistics.epoch = 9
+            world.coordinators["b"].reachable = False
+            await until(lambda: a.statistics.role == "owning")
+            assert a.statistics.epoch == 2
+
+
 async def test_the_engine_of_a_former_owner_is_freed_at_once(world: World) -> None:
     """Its topics may have hundreds of megabytes, and the collector of a server seldom looks at what is old."""
     async with world.node("a") as a, world.node("b") as b, client(a) as at_a:

@@ -108,6 +108,7 @@ class Replica:
         self._standing_changed = asyncio.Event()
         self._follower: Follower | None = None
         self._seen: Owner | None = None
+        self._owned_epoch = 0  # of the newest owner; a fence that was read may be of a node that never owned
         self._leaving: asyncio.Task[None] | None = None
         followers.on_change = self.wake
 
@@ -274,6 +275,7 @@ class Replica:
         is_there = owner is not None and owner.epoch and owner.node != self._me.name and owner != self._suspect
         self._place.elsewhere(owner.addresses if owner is not None and is_there else None)
         if owner is not None:
+            self._owned_epoch = max(self._owned_epoch, owner.epoch)
             self._statistics.epoch = max(self._statistics.epoch, owner.epoch)
         self._set_serving(self.is_ready)
 
@@ -361,7 +363,7 @@ class Replica:
                 self._shard,
                 self._nonce,
                 newest=self._directory.newest,
-                least_epoch=self._statistics.epoch,
+                least_epoch=self._owned_epoch,
                 last=self._read,
             )
         )
@@ -417,7 +419,7 @@ class Replica:
             self._place.here(term, self._me.addresses)
             self._set_role("owning")
             self._statistics.takeovers += 1
-            self._statistics.epoch = ownership.epoch
+            self._statistics.epoch = self._owned_epoch = ownership.epoch
             log.info("owning shard %d from %d on, in epoch %d", self._shard, ownership.position.number, ownership.epoch)
             self._acknowledged(term)
             target = await self._serve(term, owner, is_announced=is_announced)
