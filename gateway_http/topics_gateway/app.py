@@ -39,8 +39,8 @@ from topics_service.api.access.passwords import UnverifiedPasswordError
 from topics_service.api.access.quota import CONNECTIONS, Held, count_refusal
 from topics_service.api.grpc.admin_servicer import Probed
 from topics_service.api.grpc.calls import Calls
+from topics_service.api.interfaces import Topics
 from topics_service.api.request_context import HEADER_BYTES, begin, current_request
-from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
 
 log: Final = logging.getLogger("topics.http")
@@ -54,7 +54,7 @@ _TAKES_TOKEN: Final = frozenset({_OPEN_WATCH, "topics.v1.QueueService.Work"})
 
 
 def create_app(
-    api: TopicsApi, settings: GatewaySettings, authorizer: Authorizer | None = None, calls: Calls | None = None
+    api: Topics, settings: GatewaySettings, authorizer: Authorizer | None = None, calls: Calls | None = None
 ) -> Starlette:
     """The HTTP gateway to `api`, without authentication if there is no `authorizer`. `calls` are served as gRPC-Web.
 
@@ -78,7 +78,7 @@ def create_probes(api: Probed, settings: GatewaySettings, authorizer: Authorizer
     return _Guard(_Routes(table, settings, authorizer, api, OriginPolicy(settings.hosts, settings.origins)).handle)
 
 
-def create_reads(api: TopicsApi, node: Probed, settings: GatewaySettings, authorizer: Authorizer) -> ASGIApp:
+def create_reads(api: Topics, node: Probed, settings: GatewaySettings, authorizer: Authorizer) -> ASGIApp:
     """Reads of topics alone, which count as those of `node`. Raises PassedOnError where `api` does."""
     rendered = RenderCache(settings.render_cache_bytes)
     handlers: Mapping[str, Handler] = {
@@ -103,7 +103,7 @@ def _probes(api: Probed, settings: GatewaySettings) -> Mapping[str, Handler]:
     }
 
 
-def _handlers(api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) -> Mapping[str, Handler]:
+def _handlers(api: Topics, settings: GatewaySettings, rendered: RenderCache) -> Mapping[str, Handler]:
     """The handler of every RPC that is built, by full name. Their methods and paths are in the proto files."""
     topics = TopicEndpoints(api, settings)
     records = RecordEndpoints(api, settings, rendered)

@@ -12,7 +12,7 @@ from topics_gateway.settings import GatewaySettings
 from topics_gateway.topic_endpoints import page_size
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.groups import ConsumeRequest
-from topics_service.api.topics import TopicsApi
+from topics_service.api.interfaces import Topics
 from topics_service.engine.errors import invalid
 from topics_service.engine.model import DiffRequest
 from topics_service.engine.offsets.positions import (
@@ -42,7 +42,7 @@ _TARGET: Final = frozenset({"topic", "partitions"})
 class GroupEndpoints:
     """Requests to engine structs and replies to JSON; see `GroupService` for what the calls do."""
 
-    def __init__(self, api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) -> None:
+    def __init__(self, api: Topics, settings: GatewaySettings, rendered: RenderCache) -> None:
         self._api = api
         self._settings = settings
         self._rendered = rendered

@@ -9,7 +9,7 @@ from topics_gateway.record_endpoints import read_match
 from topics_gateway.request import Request
 from topics_gateway.response import Response, encode, json_response
 from topics_gateway.settings import GatewaySettings
-from topics_service.api.topics import TopicsApi
+from topics_service.api.interfaces import Topics
 from topics_service.engine.errors import invalid
 from topics_service.engine.queue.jobs import (
     ClaimRequest,
@@ -33,7 +33,7 @@ _MODES: Final = ("retry", "release")
 class QueueEndpoints:
     """Requests to engine structs and replies to the JSON of docs/contract.md, 10, members in its order."""
 
-    def __init__(self, api: TopicsApi, settings: GatewaySettings) -> None:
+    def __init__(self, api: Topics, settings: GatewaySettings) -> None:
         self._api = api
         self._settings = settings
 

@@ -11,7 +11,7 @@ from topics_gateway.render import Parts, RenderCache
 from topics_gateway.request import Request, flag
 from topics_gateway.response import Response, encode, json_response
 from topics_gateway.settings import GatewaySettings
-from topics_service.api.topics import TopicsApi
+from topics_service.api.interfaces import Topics
 from topics_service.engine.errors import invalid
 from topics_service.engine.model import AppendReply, DeleteReply, DeleteRequest, DiffReply, DiffRequest, TagMatch
 
@@ -27,7 +27,7 @@ _DELETE: Final = frozenset({"before_seq", "match", "partition"})
 class RecordEndpoints:
     """Requests to engine structs and replies to the JSON of docs/contract.md, 4 to 6, members in its order."""
 
-    def __init__(self, api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) -> None:
+    def __init__(self, api: Topics, settings: GatewaySettings, rendered: RenderCache) -> None:
         self._api = api
         self._settings = settings
         self._rendered = rendered

@@ -10,7 +10,7 @@ from topics_gateway.response import Response, json_response
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.topic_endpoints import page_size
 from topics_service.api.cursor import read_cursor, write_cursor
-from topics_service.api.topics import TopicsApi
+from topics_service.api.interfaces import Topics
 from topics_service.engine.errors import invalid
 from topics_service.engine.model import TagMatch
 from topics_service.engine.router.router import (
@@ -29,7 +29,7 @@ _GUARANTEES: Final[dict[str, Guarantee]] = {name: name for name in get_args(Guar
 class RouterEndpoints:
     """Requests to engine structs and replies to the JSON of docs/contract.md, 7, members in its order."""
 
-    def __init__(self, api: TopicsApi, settings: GatewaySettings) -> None:
+    def __init__(self, api: Topics, settings: GatewaySettings) -> None:
         self._api = api
         self._settings = settings
 

@@ -22,7 +22,8 @@ from topics_gateway.socket_frames import SocketFrames
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import authorize
 from topics_service.api.access.quota import Usage, count_refusal
-from topics_service.api.topics import Submitted, TopicsApi
+from topics_service.api.interfaces import Topics
+from topics_service.api.topics import Submitted
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.limits import Limits
@@ -51,7 +52,7 @@ class SocketSession:
 
     def __init__(
         self,
-        api: TopicsApi,
+        api: Topics,
         limits: Limits,
         principal: Principal,
         frames: SocketFrames,

@@ -14,7 +14,7 @@ from topics_gateway.request import Request
 from topics_gateway.response import Response, encode, json_response
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.sql_body import read_sql
-from topics_service.api.sql.executor import SqlApi
+from topics_service.api.interfaces import Sql
 from topics_service.api.sql.requests import AckRequest, ConsumeRequest, Message, SqlReply, SqlResult
 from topics_service.engine.errors import invalid
 from topics_service.engine.tables.types import Kind, Type
@@ -31,7 +31,7 @@ _NULL_TYPE: Final = "NULL"
 class SqlEndpoints:
     """Requests to the structs of `api.sql`, and replies to JSON, members in the documented order."""
 
-    def __init__(self, api: SqlApi, settings: GatewaySettings) -> None:
+    def __init__(self, api: Sql, settings: GatewaySettings) -> None:
         self._api = api
         self._settings = settings
 

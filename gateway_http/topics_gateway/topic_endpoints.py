@@ -9,7 +9,7 @@ from topics_gateway.request import Request, flag
 from topics_gateway.response import Response, json_response
 from topics_gateway.settings import GatewaySettings
 from topics_service.api.cursor import read_cursor, write_cursor
-from topics_service.api.topics import TopicsApi
+from topics_service.api.interfaces import Topics
 from topics_service.engine.errors import invalid
 from topics_service.engine.model import Identity, ListTopicsRequest, QueueCounters, TopicState
 
@@ -21,7 +21,7 @@ _PARTITIONS: Final = frozenset({"partition_count"})
 class TopicEndpoints:
     """Requests to engine structs and replies to the JSON of docs/contract.md, 3, members in its order."""
 
-    def __init__(self, api: TopicsApi, settings: GatewaySettings) -> None:
+    def __init__(self, api: Topics, settings: GatewaySettings) -> None:
         self._api = api
         self._settings = settings
 

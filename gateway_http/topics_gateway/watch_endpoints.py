@@ -14,7 +14,7 @@ from topics_gateway.response import EventStream, Response, json_response
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.sse import require_event_stream
 from topics_gateway.watch_events import EventSource, WatchEvents, read_cursor_id
-from topics_service.api.topics import TopicsApi
+from topics_service.api.interfaces import Topics
 from topics_service.api.watch_journal import is_token
 from topics_service.engine.errors import invalid
 from topics_service.engine.watch.frames import WatchRequest, WatchTopic
@@ -36,7 +36,7 @@ _MAX_PARTS: Final = 4096
 class WatchEndpoints:
     """Subscriptions from JSON, and their streams as server-sent events."""
 
-    def __init__(self, api: TopicsApi, settings: GatewaySettings, rendered: RenderCache) -> None:
+    def __init__(self, api: Topics, settings: GatewaySettings, rendered: RenderCache) -> None:
         self._api = api
         self._settings = settings
         self._events = WatchEvents(rendered)

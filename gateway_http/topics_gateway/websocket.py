@@ -19,8 +19,8 @@ from topics_gateway.socket_session import SocketSession
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import NO_ROUTE, Authorizer
 from topics_service.api.access.quota import count_refusal
+from topics_service.api.interfaces import Topics
 from topics_service.api.request_context import HEADER_BYTES, begin
-from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError, invalid
 
 PATH: Final = b"/v0/ws"
@@ -41,7 +41,7 @@ class WebSocketEndpoint(BaseRoute):
 
     def __init__(
         self,
-        api: TopicsApi,
+        api: Topics,
         settings: GatewaySettings,
         authorizer: Authorizer,
         rendered: RenderCache,

@@ -7,7 +7,7 @@ from topics_gateway.jobs import job_text
 from topics_gateway.queue_endpoints import whole
 from topics_gateway.request import Request
 from topics_gateway.response import EventStream, encode
-from topics_service.api.topics import TopicsApi
+from topics_service.api.interfaces import Topics
 from topics_service.api.work import WorkFrame, WorkStream
 from topics_service.engine.errors import invalid
 from topics_service.engine.queue.jobs import ClaimRequest, Job
@@ -17,7 +17,7 @@ from topics_service.engine.watch.frames import ErrorFrame, HeartbeatFrame
 class WorkEndpoint:
     """Opens push streams."""
 
-    def __init__(self, api: TopicsApi) -> None:
+    def __init__(self, api: Topics) -> None:
         self._api = api
 
     async def work(self, request: Request) -> EventStream:

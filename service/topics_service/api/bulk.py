@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from topics_service.api.topics import TopicsApi
+from topics_service.api.interfaces import Topics
 from topics_service.engine.model import BulkRequest, DiffReply
 
 _TURNS: Final = 8  # of the loop, which an append takes less of: else it waits for a page at each of them
@@ -29,7 +29,7 @@ class Turns:
 
 
 async def read_bulk(
-    api: TopicsApi, request: BulkRequest, turns: Turns | None = None, *, follow: bool
+    api: Topics, request: BulkRequest, turns: Turns | None = None, *, follow: bool
 ) -> AsyncGenerator[tuple[DiffReply, bool], None]:
     """Pages that follow each other without a hole, each with whether it is the last.
 

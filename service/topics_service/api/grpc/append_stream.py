@@ -13,7 +13,8 @@ from topics_proto.v1 import topics_service_pb2 as pb
 from topics_service.api.access.auth import Principal
 from topics_service.api.grpc import convert
 from topics_service.api.grpc.status import detail_texts
-from topics_service.api.topics import Submitted, TopicsApi
+from topics_service.api.interfaces import Topics
+from topics_service.api.topics import Submitted
 from topics_service.engine.errors import Reason, TopicsError
 
 _AHEAD_BATCHES: Final = 64
@@ -39,9 +40,7 @@ class AppendPipe:
     the iterator.
     """
 
-    def __init__(
-        self, api: TopicsApi, requests: AsyncIterator[pb.AppendStreamRequest], *, principal: Principal
-    ) -> None:
+    def __init__(self, api: Topics, requests: AsyncIterator[pb.AppendStreamRequest], *, principal: Principal) -> None:
         """`principal` is the writer: access is checked batch by batch."""
         self._api = api
         self._requests = requests

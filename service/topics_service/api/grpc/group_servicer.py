@@ -11,7 +11,7 @@ from topics_proto.v1 import group_service_pb2_grpc
 from topics_service.api.grpc import groups
 from topics_service.api.grpc.convert import diff_response
 from topics_service.api.grpc.guard import caller
-from topics_service.api.topics import TopicsApi
+from topics_service.api.interfaces import Topics
 
 Context = ServicerContext[Any, Any]
 Timed = TypeVar(
@@ -30,7 +30,7 @@ Timed = TypeVar(
 class GroupServicer(group_service_pb2_grpc.GroupServiceServicer):
     """Converts, calls the api, converts back and says how long all of it took. See TopicsServicer."""
 
-    def __init__(self, api: TopicsApi) -> None:
+    def __init__(self, api: Topics) -> None:
         self._api = api
 
     async def ListGroups(self, request: pb.ListGroupsRequest, context: Context) -> pb.ListGroupsResponse:

@@ -11,7 +11,7 @@ from topics_proto.v1 import queue_service_pb2 as pb
 from topics_proto.v1 import queue_service_pb2_grpc
 from topics_service.api.grpc import jobs
 from topics_service.api.grpc.guard import caller
-from topics_service.api.topics import TopicsApi
+from topics_service.api.interfaces import Topics
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.watch.frames import ErrorFrame
 
@@ -35,7 +35,7 @@ class QueueServicer(queue_service_pb2_grpc.QueueServiceServicer):
     deadline passes: a waiting Claim then leaves nothing leased, and a Work gives back its jobs.
     """
 
-    def __init__(self, api: TopicsApi) -> None:
+    def __init__(self, api: Topics) -> None:
         self._api = api
 
     async def Claim(self, request: pb.ClaimRequest, context: Context) -> pb.ClaimResponse:

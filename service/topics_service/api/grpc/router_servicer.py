@@ -13,7 +13,7 @@ from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.grpc.convert import tag_match
 from topics_service.api.grpc.enums import names, numbers
 from topics_service.api.grpc.guard import caller
-from topics_service.api.topics import TopicsApi
+from topics_service.api.interfaces import Topics
 from topics_service.engine.errors import invalid
 from topics_service.engine.model import TagMatch
 from topics_service.engine.router.router import Guarantee, ListRoutersRequest, PutRouterRequest, RouterConfig
@@ -28,7 +28,7 @@ _GUARANTEE_NAMES: Final[Mapping[int, Guarantee]] = names(router_pb2.RouterGuaran
 class RouterServicer(router_service_pb2_grpc.RouterServiceServicer):
     """Converts, calls the api, converts back and says how long all of it took. See TopicsServicer."""
 
-    def __init__(self, api: TopicsApi) -> None:
+    def __init__(self, api: Topics) -> None:
         self._api = api
 
     async def PutRouter(self, request: pb.PutRouterRequest, context: Context) -> pb.PutRouterResponse:

@@ -39,8 +39,8 @@ from topics_service.api.grpc.router_servicer import RouterServicer
 from topics_service.api.grpc.sql_servicer import SqlServicer
 from topics_service.api.grpc.topics_servicer import TopicsServicer
 from topics_service.api.grpc.watch_servicer import WatchServicer
+from topics_service.api.interfaces import Topics
 from topics_service.api.running import RunningCalls
-from topics_service.api.topics import TopicsApi
 
 log = logging.getLogger("topics.grpc")
 
@@ -120,7 +120,7 @@ class GrpcPort:
 
 
 def create_calls(
-    api: TopicsApi,
+    api: Topics,
     *,
     authorizer: Authorizer | None = None,
     bulk_readers: BulkReaders = no_bulk_readers,
@@ -164,7 +164,7 @@ class GrpcServer:
 
     def __init__(
         self,
-        api: TopicsApi,
+        api: Topics,
         *,
         host: str,
         port: int,

@@ -10,7 +10,7 @@ from topics_proto.v1 import sql_service_pb2 as pb
 from topics_proto.v1 import sql_service_pb2_grpc
 from topics_service.api.grpc import sql
 from topics_service.api.grpc.guard import caller
-from topics_service.api.sql.executor import SqlApi
+from topics_service.api.interfaces import Sql
 
 Context = ServicerContext[Any, Any]
 
@@ -18,7 +18,7 @@ Context = ServicerContext[Any, Any]
 class SqlServicer(sql_service_pb2_grpc.SqlServiceServicer):
     """Converts, calls the api, converts back. See TopicsServicer."""
 
-    def __init__(self, api: SqlApi) -> None:
+    def __init__(self, api: Sql) -> None:
         self._api = api
 
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:

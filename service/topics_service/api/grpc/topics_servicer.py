@@ -16,7 +16,7 @@ from topics_service.api.grpc.append_stream import AppendPipe
 from topics_service.api.grpc.bulk_diff import bulk_messages
 from topics_service.api.grpc.configs import config_input
 from topics_service.api.grpc.guard import caller
-from topics_service.api.topics import TopicsApi
+from topics_service.api.interfaces import Topics
 
 Context = ServicerContext[Any, Any]
 Timed = TypeVar(
@@ -39,7 +39,7 @@ class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
     its deadline passes, which ends a waiting Diff and leaves a write that was already made.
     """
 
-    def __init__(self, api: TopicsApi) -> None:
+    def __init__(self, api: Topics) -> None:
         self._api = api
         self._turns = Turns()
 

@@ -14,7 +14,7 @@ from topics_service.api.grpc.convert import tag_match
 from topics_service.api.grpc.frames import FrameWriter, position_message
 from topics_service.api.grpc.guard import caller
 from topics_service.api.grpc.record_runs import RunCache
-from topics_service.api.topics import TopicsApi
+from topics_service.api.interfaces import Topics
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.errors import TopicsError, invalid
 from topics_service.engine.watch.frames import ErrorFrame, WatchRequest, WatchTopic
@@ -38,7 +38,7 @@ class WatchServicer:
     which lets go of everything that it holds.
     """
 
-    def __init__(self, api: TopicsApi) -> None:
+    def __init__(self, api: Topics) -> None:
         self._api = api
         self._runs = RunCache(_RUNS_BYTES)
         api.metrics.caches["protobuf"] = self._runs

@@ -1,0 +1,1 @@
+"""One API over the engines of several shards."""

@@ -1,0 +1,86 @@
+"""Calls on shards: on one of this process directly, on others through what connects them."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from topics_service.api.groups import GroupsApi
+from topics_service.api.queues import QueuesApi
+from topics_service.api.routers import RoutersApi
+from topics_service.api.sql.consume import ConsumeApi
+from topics_service.api.sql.executor import SqlApi
+from topics_service.api.topics import TopicsApi
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Method = Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]
+"""A method of one of the classes that a Shard has an object of, such as `TopicsApi.append`."""
+StreamMethod = Callable[Concatenate[Any, P], AsyncIterator[R]]
+"""One that is an asynchronous generator."""
+
+
+class Shard:
+    """The APIs of one shard of this process, by the name of their class."""
+
+    def __init__(self, api: TopicsApi) -> None:
+        self.api = api
+        self.objects: dict[str, object] = {
+            TopicsApi.__name__: api,
+            QueuesApi.__name__: api.queues,
+            RoutersApi.__name__: api.routers,
+            GroupsApi.__name__: api.groups,
+            ConsumeApi.__name__: api.consumers,
+        }
+        if api.sql is not None:
+            self.objects[SqlApi.__name__] = api.sql
+
+    def of(self, method: Callable[..., object]) -> object:
+        """The object that has the method."""
+        return self.objects[method.__qualname__.partition(".")[0]]
+
+
+class Shards(ABC):
+    """All shards of a server, wherever they are. Belongs to the event loop."""
+
+    count: int
+
+    @abstractmethod
+    async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a method on a shard. Raises what it raises; `not_ready` while nobody serves the shard.
+
+        A call whose outcome is unknown, since its process or node died meanwhile, raises LostCallError.
+        """
+
+    @abstractmethod
+    def stream(self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
+        """Run a generator on a shard, item by item as the caller asks for them; closing it ends it there.
+
+        Raises as `call` does, at the first item or later.
+        """
+
+    async def each(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Run a method on all shards at once; the results in the order of the shards. Raises the first error."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self.call(shard, method, *args, **kwargs)) for shard in range(self.count)]
+        return [task.result() for task in tasks]
+
+
+class LostCallError(Exception):
+    """A call may have had its effect or not: who ran it is gone."""
+
+
+class LocalShards(Shards):
+    """Shards that are all in this process."""
+
+    def __init__(self, shards: Mapping[int, Shard]) -> None:
+        self.local = shards
+        self.count = len(shards)
+
+    async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """See Shards."""
+        return await method(self.local[shard].of(method), *args, **kwargs)
+
+    def stream(self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
+        """See Shards."""
+        return method(self.local[shard].of(method), *args, **kwargs)

@@ -1,0 +1,146 @@
+"""Calls on topics and records over all shards."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from topics_service.api.access.auth import Principal
+from topics_service.api.interfaces import Consumers, Groups, Queues, Routers, Sql, Watches
+from topics_service.api.metrics.collector import Metrics
+from topics_service.api.observers import Observers
+from topics_service.api.scheduling.pressure import Shortage
+from topics_service.api.topics import Settable, Submitted, TopicsApi
+from topics_service.engine.limits import Limits
+from topics_service.engine.model import (
+    AppendReply,
+    AppendRequest,
+    BulkRequest,
+    ConfigInput,
+    DeleteReply,
+    DeleteRequest,
+    DeleteTopicReply,
+    DiffReply,
+    DiffRequest,
+    ListTopicsReply,
+    ListTopicsRequest,
+    PutTopicReply,
+    ReadyState,
+    TopicState,
+)
+from topics_shards.locating import Located
+
+
+class ShardedTopics:
+    """The calls of `interfaces.Topics`, each run at the shards that it concerns. Belongs to the event loop."""
+
+    routers: Routers
+    groups: Groups
+    queues: Queues
+    watches: Watches
+    consumers: Consumers
+    sql: Sql | None
+
+    def __init__(self, located: Located, limits: Limits, metrics: Metrics, observers: Observers) -> None:
+        self.limits = limits
+        self.metrics = metrics
+        self.observers = observers
+        self.draining = False
+        self._located = located
+        self._waiting: set[Settable] = set()
+
+    async def put_topic(
+        self,
+        name: str,
+        config: ConfigInput,
+        *,
+        principal: Principal,
+        partition_count: int | None = None,
+        kafka_configs: dict[str, str] | None = None,
+    ) -> PutTopicReply:
+        """See TopicsApi."""
+        return await self._located.call(
+            name,
+            0,
+            TopicsApi.put_topic,
+            name,
+            config,
+            principal=principal,
+            partition_count=partition_count,
+            kafka_configs=kafka_configs,
+        )
+
+    async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
+        """See TopicsApi."""
+        return await self._located.call(name, partition, TopicsApi.get_topic, name, touch=touch, partition=partition)
+
+    async def list_topics(self, request: ListTopicsRequest, *, principal: Principal) -> ListTopicsReply:
+        """See TopicsApi. A page is not of one moment over all shards."""
+        raise NotImplementedError
+
+    async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
+        """See TopicsApi."""
+        return await self._located.call(name, 0, TopicsApi.delete_topic, name, if_empty=if_empty)
+
+    async def append(self, request: AppendRequest, *, principal: Principal) -> AppendReply:
+        """See TopicsApi."""
+        return await self._located.call(
+            request.topic, request.partition, TopicsApi.append, request, principal=principal
+        )
+
+    async def submit(self, request: AppendRequest, *, principal: Principal) -> Submitted:
+        """See TopicsApi."""
+        raise NotImplementedError
+
+    async def settle(self, submitted: Submitted) -> AppendReply:
+        """See TopicsApi."""
+        raise NotImplementedError
+
+    def is_settled(self, submitted: Submitted) -> bool:
+        """See TopicsApi."""
+        raise NotImplementedError
+
+    async def settled(self, ticket: int) -> None:
+        """See TopicsApi."""
+        raise NotImplementedError
+
+    async def diff(self, request: DiffRequest) -> DiffReply:
+        """See TopicsApi."""
+        return await self._located.call(request.topic, request.partition, TopicsApi.diff, request)
+
+    async def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
+        """See TopicsApi."""
+        return await self._located.call(request.topic, request.partition, TopicsApi.bulk, request)
+
+    async def news(self, topic: str, partition: int = 0) -> None:
+        """See TopicsApi."""
+        await self._located.call(topic, partition, TopicsApi.news, topic, partition)
+
+    async def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:
+        """See TopicsApi."""
+        return await self._located.call(name, partition, TopicsApi.locate, name, ts, partition)
+
+    async def delete_records(self, request: DeleteRequest) -> DeleteReply:
+        """See TopicsApi."""
+        return await self._located.call(request.topic, request.partition, TopicsApi.delete_records, request)
+
+    @contextmanager
+    def notify_on_drain(self, event: Settable) -> Iterator[None]:
+        """See TopicsApi."""
+        self._waiting.add(event)
+        try:
+            yield
+        finally:
+            self._waiting.discard(event)
+
+    def drain(self) -> None:
+        """End the waits of calls under way."""
+        self.draining = True
+        for woken in self._waiting:
+            woken.set()
+
+    def ready(self) -> ReadyState:
+        """See TopicsApi."""
+        raise NotImplementedError
+
+    def shortage(self) -> Shortage | None:
+        """See TopicsApi."""
+        raise NotImplementedError
