@@ -1,0 +1,44 @@
+"""The methods that may be called on a shard of another process."""
+
+from typing import Final
+
+from topics_service.api.groups import GroupsApi
+from topics_service.api.queues import QueuesApi
+from topics_service.api.routers import RoutersApi
+from topics_service.api.sql.consume import ConsumeApi
+from topics_service.api.sql.executor import SqlApi
+from topics_service.api.topics import TopicsApi
+
+CALLS: Final = (
+    TopicsApi.put_topic,
+    TopicsApi.get_topic,
+    TopicsApi.list_topics,
+    TopicsApi.delete_topic,
+    TopicsApi.append,
+    TopicsApi.diff,
+    TopicsApi.bulk,
+    TopicsApi.news,
+    TopicsApi.locate,
+    TopicsApi.delete_records,
+    QueuesApi.claim,
+    QueuesApi.ack,
+    QueuesApi.nack,
+    QueuesApi.extend,
+    QueuesApi.redrive,
+    QueuesApi.jobs,
+    RoutersApi.put,
+    RoutersApi.get,
+    RoutersApi.page,
+    RoutersApi.delete,
+    GroupsApi.page,
+    GroupsApi.get,
+    GroupsApi.delete,
+    GroupsApi.consume,
+    GroupsApi.commit,
+    GroupsApi.positions,
+    GroupsApi.reset,
+    GroupsApi.delete_positions,
+    ConsumeApi.consume,
+    ConsumeApi.ack,
+    SqlApi.execute,
+)
