@@ -13,6 +13,7 @@ from topics_service.api.scheduling.commit import CommitStatistics, GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
+from topics_service.engine.placement import Place
 from topics_service.storage.memory import MemoryStore
 
 
@@ -21,8 +22,11 @@ class ShardsWorld:
 
     def __init__(self, engines: list[Engine], commits: list[GroupCommit]) -> None:
         apis = [TopicsApi(engine, commit) for engine, commit in zip(engines, commits, strict=True)]
-        self.engines = engines
+        self.engines, self.apis = engines, apis
         self.shards = LocalShards({number: Shard(api) for number, api in enumerate(apis)})
+        for api in apis:
+            api.parts.connect(self.shards)
+            api.parts.resume()
         metrics = Metrics(engines[0], CommitStatistics())
         self.api = ShardedTopics(Located(self.shards), engines[0].limits, metrics, NO_OBSERVERS)
 
@@ -30,7 +34,7 @@ class ShardsWorld:
 @asynccontextmanager
 async def open_shards(count: int = 3) -> AsyncIterator[ShardsWorld]:
     """Shards on memory stores."""
-    engines = [Engine(MemoryStore(), SystemClock()) for _ in range(count)]
+    engines = [Engine(MemoryStore(), SystemClock(), place=Place(shard, count)) for shard in range(count)]
     commits = [GroupCommit.for_engine(engine) for engine in engines]
     try:
         yield ShardsWorld(engines, commits)
