@@ -13,7 +13,8 @@ from topics_service.engine.errors import Reason, TopicsError, invalid, topic_not
 from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
 from topics_service.engine.model import TopicConfig
-from topics_service.engine.placement import Place
+from topics_service.engine.placement import SINGLE, Place
+from topics_service.engine.redirects import Redirects
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.stored_catalog import StoredCatalog
 from topics_service.engine.topic import Topic, TopicRow
@@ -39,11 +40,14 @@ class Catalog:
         limits: Limits,
         prefix: names.ResourcePrefix,
         new_id: Callable[[int], str],
-        place: Place,
+        place: Place = SINGLE,
     ) -> None:
         self.topics: SortedDict[str, Topic] = SortedDict()
         self.by_id: dict[str, Topic] = {}
         self.counts = TopicCounts()
+        self.place = place
+        self.redirects = Redirects(writer)
+        """Names whose topic is in another shard."""
         self.on_created: list[Callable[[Topic], None]] = []
         """Called when a new topic becomes visible."""
         self.on_changed: list[Callable[[], None]] = []
@@ -52,7 +56,6 @@ class Catalog:
         """Called with each topic that is new or has another config or more partitions, before it is used."""
         self.check_new: Callable[[str], None] = lambda _name: None
         """Raises unless a topic of this name may be created in this one of several shards."""
-        self._place = place
         self._writer = writer
         self._memory = memory
         self._cache = cache
@@ -122,12 +125,17 @@ class Catalog:
             )  # fmt: skip
 
     def create(
-        self, name: str, resolved: TopicConfig, partitions: int = 1, kafka_configs: dict[str, str] | None = None
+        self,
+        name: str,
+        resolved: TopicConfig,
+        partitions: int = 1,
+        kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
     ) -> Topic:
         """Write a new topic, which readers see once that is durable. Raises `throttled` when there are too many."""
         self.check_partitions(resolved, partitions)
         with Transaction(self._writer) as tx:
-            topic = self.stage(tx, name, resolved, partitions, kafka_configs)
+            topic = self.stage(tx, name, resolved, partitions, kafka_configs, placement)
             tx.commit()
         return topic
 
@@ -138,21 +146,30 @@ class Catalog:
         resolved: TopicConfig,
         partitions: int = 1,
         kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
     ) -> Topic:
         """Stage a new topic, which is found once the transaction is committed. Its logs may be staged in the same one.
 
-        One topic at a time. Raises `throttled` when there are too many.
+        One topic at a time. Raises `throttled` when there are too many, ElsewhereError, and `topic_not_found` for
+        one without a placement whose home is another shard.
         """
+        self.redirects.check(name)
+        if not placement and not self.place.is_home(name):
+            raise topic_not_found(name)
         spread = None
-        if self._place.count > 1:
+        if self.place.count > 1:
             self.check_new(name)
             if partitions > 1:
-                spread = self._place.spread(name, partitions)
-                partitions = len(spread.numbers)
+                spread = self.place.spread(name, partitions, placement)
+                logs = len(spread.numbers)
+                if logs == partitions:
+                    spread = None
+                partitions = logs
         now = self._clock.now_ms()
         row = TopicRow(
             name=name, topic_id=f"top_{self._new_id(now)}", slug=names.slug(name), rrl=names.rrl(self._prefix, name),
-            config=resolved, log_ids=[], created_ts=now, kafka_configs=kafka_configs or {}, spread=spread,
+            config=resolved, log_ids=[], created_ts=now, kafka_configs=kafka_configs or {}, placement=placement,
+            spread=spread,
         )  # fmt: skip
         return self.stage_row(tx, row, partitions)
 

@@ -47,7 +47,7 @@ from topics_service.engine.model import (
 )
 from topics_service.engine.offsets.groups import Groups
 from topics_service.engine.parts import Parts
-from topics_service.engine.placement import Place
+from topics_service.engine.placement import SINGLE, Place
 from topics_service.engine.producers import Producers
 from topics_service.engine.queue.queues import Queues
 from topics_service.engine.router.forwarding import Forwarding
@@ -110,13 +110,12 @@ class Engine:
         recover: bool = True,
         new_id: Callable[[int], str] = lambda now: str(ULID.from_timestamp(now / 1000)).lower(),
         random: Callable[[int], bytes] = os.urandom,
-        place: Place | None = None,
+        place: Place = SINGLE,
     ) -> None:
         """Recover the state in the store; O(topics). Raises StoreOpenError.
 
         `boot_id` names this boot of the machine ("" = unknown: an unclean end is then taken for a power cut);
-        `new_id` makes a ULID from a time in ms, `random` bytes for lease ids. `place` says which of several shards it
-        is.
+        `new_id` makes a ULID from a time in ms, `random` bytes for lease ids; `place` is its shard, if it is not alone.
         With `recover` False the caller runs `recover()` in slices.
         """
         self.limits = limits or Limits()
@@ -133,9 +132,9 @@ class Engine:
             self.limits,
             prefix or names.ResourcePrefix(),
             new_id,
-            place or Place(),
+            place,
         )
-        self.parts = Parts(self, self.catalog, self.writer, clock, place or Place())
+        self.parts = Parts(self, self.catalog, self.writer, clock, place)
         self.capacity = Capacity(self.writer, self._memory, clock, self.limits)
         self._touched: dict[int, Log] = {}
         self.routers = Routers(
@@ -172,6 +171,7 @@ class Engine:
             yield self.recovered
         recovery.begin(self.writer, self._memory, self.blocks, stored, boot_id)
         self.catalog.load(stored)
+        self.catalog.redirects.load()
         self.parts.load()
         self.topic_catalog.load(stored.by_number)
         self.routing.load()
@@ -258,6 +258,7 @@ class Engine:
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
         stage: Callable[[Transaction], None] | None = None,
+        placement: str = "",
     ) -> tuple[PutTopicReply, int]:
         """Create the topic or replace its config. See TopicsApi.put_topic.
 
@@ -267,10 +268,15 @@ class Engine:
         topic = self.catalog.find(name)
         if topic is None:
             names.check_topic_name(name)
-            topic = self.catalog.create(name, config.resolve(name, given), partition_count or 1, kafka_configs)
+            names.check_placement(placement)
+            topic = self.catalog.create(
+                name, config.resolve(name, given), partition_count or 1, kafka_configs, placement
+            )
             return _put_reply(topic, created=True), topic.visible_after
         if topic.is_part:
+            self.catalog.redirects.check(name)
             raise in_another_shard(name)
+        checks.check_placement(topic.name, topic.identity, placement)
         resolved = config.resolve(name, given, topic.config)
         if self.topic_catalog.routes_of_topic(topic.number):
             check_target(topic, resolved)
@@ -337,8 +343,10 @@ class Engine:
         """
         topic = self.catalog.find(name)
         if topic is None:
+            self.catalog.redirects.check(name)
             return DeleteTopicReply(topic=name, deleted=False, routers_removed=[]), 0
         if topic.is_part:
+            self.catalog.redirects.check(name)
             raise in_another_shard(name)
         if if_empty:
             now = self._clock.now_ms()
@@ -584,6 +592,7 @@ class Engine:
 
     def _stage_for(self, request: AppendRequest, tx: Transaction) -> Topic:
         """Stage the creation of the topic that the request writes to."""
+        self.catalog.redirects.check(request.topic)
         given = request.config or ConfigInput()
         create = request.create
         if create is None:
@@ -612,7 +621,7 @@ class Engine:
             )
         if self.routers.touching(topic.name):
             raise invalid(f'"{topic.name}" is an end of a router, which has one partition')
-        self.catalog.check_capacity(self.parts.local(topic.name, count) - len(topic.logs))
+        self.catalog.check_capacity(self.parts.local(topic, count) - len(topic.logs))
 
     def reconfigure(
         self, topic: Topic, row: TopicRow, count: int, stage: Callable[[Transaction], None] | None = None

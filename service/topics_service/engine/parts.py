@@ -21,7 +21,7 @@ from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, in_another_shard, topic_not_found
 from topics_service.engine.model import PartitionState, TopicConfig
-from topics_service.engine.placement import Place, Spread, shard_of
+from topics_service.engine.placement import Place, Spread
 from topics_service.engine.topic import Topic, TopicRow, partition_state
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
@@ -49,6 +49,7 @@ class TopicDefinition(Struct, frozen=True, kw_only=True):
     revision: int
     partition_count: int
     kafka_configs: dict[str, str] = {}
+    placement: str = ""
 
 
 class Pending(Struct, frozen=True, array_like=True):
@@ -120,7 +121,7 @@ class Parts:
         topic = self._at_home(name)
         if not 0 <= shard < self.place.count:
             raise ValueError(f"there is no shard {shard}")
-        spread = topic.spread or self.place.spread(name, topic.partition_count)
+        spread = topic.spread or self._spread(topic, topic.partition_count)
         if shard != self.place.shard and shard not in spread.shards:
             row = topic.row(topic.config, spread=replace(spread, shards=tuple(sorted({*spread.shards, shard}))))
             with Transaction(self._writer) as tx:
@@ -133,14 +134,14 @@ class Parts:
         """A changed row with `count` partitions in all: its next revision."""
         spread = topic.spread
         if spread is None:
-            if count == topic.partition_count:
+            spread = self._spread(topic, count)
+            if len(spread.numbers) == count:
                 return row
-            spread = self.place.spread(topic.name, count)
         return replace(row, spread=replace(spread, partition_count=count, revision=spread.revision + 1))
 
-    def local(self, name: str, count: int) -> int:
+    def local(self, topic: Topic, count: int) -> int:
         """How many of the partitions of a topic with `count` of them are here."""
-        return count if self.place.count == 1 else len(self.place.spread(name, count).numbers)
+        return count if self.place.count == 1 else len(self._spread(topic, count).numbers)
 
     def stage_change(self, tx: Transaction, topic: Topic, row: TopicRow) -> None:
         """Stage that the parts of a topic have to learn of its new row."""
@@ -166,12 +167,12 @@ class Parts:
         topic = self._catalog.find(name)
         if topic is None or topic.spread is None or topic.is_part:
             return {}
-        found: dict[int, list[int]] = {shard: [] for shard in topic.spread.shards}
-        for partition in range(topic.partition_count):
-            shard = shard_of(name, partition, self.place.count)
-            if shard in found:
-                found[shard].append(partition)
-        return found
+        count, placement = topic.partition_count, topic.identity.placement
+        places = {shard: Place(shard, self.place.count) for shard in topic.spread.shards}
+        return {shard: list(place.spread(name, count, placement).numbers) for shard, place in places.items()}
+
+    def _spread(self, topic: Topic, count: int) -> Spread:
+        return self.place.spread(topic.name, count, topic.identity.placement)
 
     def _at_home(self, name: str) -> Topic:
         topic = self._catalog.find(name)
@@ -187,8 +188,6 @@ class Parts:
         tx.stage(_Pended(self, topic.name, pending))
 
     def _check_new(self, name: str) -> None:
-        if not self.place.is_home(name):
-            raise in_another_shard(name)
         pending = self.pending.get(name)
         if pending is not None and pending.is_deleted:
             raise TopicsError(
@@ -209,14 +208,18 @@ class Parts:
         name, topic = definition.name, self._catalog.find(definition.name)
         if definition.epoch <= self._dropped(name):
             raise topic_not_found(name)
+        if self.place.home(name, definition.placement) == self.place.shard:
+            raise ValueError(f"shard {self.place.shard} is the home of the topic")
         spread = replace(
-            self.place.spread(name, definition.partition_count), epoch=definition.epoch, revision=definition.revision
+            self.place.spread(name, definition.partition_count, definition.placement),
+            epoch=definition.epoch,
+            revision=definition.revision,
         )
         if topic is None:
             return self._make(definition, spread)
         known = topic.spread
-        if known is None or not known.epoch or self.place.is_home(name):
-            raise in_another_shard(name)  # a part of a topic whose home is here
+        if known is None or not known.epoch:
+            raise in_another_shard(name)  # a topic of that name has its home here
         if topic.topic_id != definition.topic_id:
             if definition.epoch < known.epoch:
                 raise topic_not_found(name)
@@ -271,10 +274,8 @@ class Parts:
         row = TopicRow(
             name=definition.name, topic_id=definition.topic_id, slug=definition.slug, rrl=definition.rrl,
             config=definition.config, log_ids=[], created_ts=definition.created_ts,
-            kafka_configs=definition.kafka_configs, spread=spread,
+            kafka_configs=definition.kafka_configs, placement=definition.placement, spread=spread,
         )  # fmt: skip
-        if self.place.is_home(row.name):
-            raise topic_not_found(row.name)
         with Transaction(self._writer) as tx:
             topic = self._catalog.stage_row(tx, row, len(spread.numbers))
             tx.commit()
@@ -336,4 +337,5 @@ def _definition(topic: Topic) -> TopicDefinition:
         name=topic.name, topic_id=identity.topic_id, slug=identity.slug, rrl=identity.rrl, config=topic.config,
         created_ts=topic.created_ts, epoch=identity.epoch, revision=0 if spread is None else spread.revision,
         partition_count=topic.partition_count, kafka_configs=topic.kafka_configs,
+        placement=identity.placement,
     )  # fmt: skip

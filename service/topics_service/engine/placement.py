@@ -13,6 +13,8 @@ from msgspec import Meta, Struct
 
 SQL_SHARD = 0
 """The shard of tables, of the topics that SQL creates, and of users."""
+SQL_PLACEMENT = "sql"
+"""The placement group of tables, unless their namespace has another."""
 
 
 @lru_cache(maxsize=65536)
@@ -48,6 +50,11 @@ class Spread(Struct, frozen=True, array_like=True):
         return range(self.first, self.partition_count, self.step) if self.step else range(0)
 
 
+def shard_of_placement(placement: str, count: int) -> int:
+    """The shard of a placement group among `count`: that of tables is known to all."""
+    return SQL_SHARD if placement == SQL_PLACEMENT else home_of(placement, count)
+
+
 class Place(Struct, frozen=True):
     """The place of one engine: shard number `shard` of `count`. A server without shards is the only one of one."""
 
@@ -62,6 +69,17 @@ class Place(Struct, frozen=True):
         """Return whether the partition of a topic that was not placed by its creator is here."""
         return self.count == 1 or shard_of(name, partition, self.count) == self.shard
 
-    def spread(self, name: str, partition_count: int) -> Spread:
-        """The partitions of a topic that was not placed by its creator, as this shard sees them."""
-        return Spread(partition_count, (self.shard - home_of(name, self.count)) % self.count, self.count)
+    def home(self, name: str, placement: str = "") -> int:
+        """The shard that decides on a topic: it has partition 0."""
+        return shard_of_placement(placement, self.count) if placement else home_of(name, self.count)
+
+    def spread(self, name: str, partition_count: int, placement: str = "") -> Spread:
+        """The partitions of a topic, as this shard sees them."""
+        home = self.home(name, placement)
+        if placement:
+            return Spread(partition_count, 0, 1 if home == self.shard else 0)
+        return Spread(partition_count, (self.shard - home) % self.count, self.count)
+
+
+SINGLE = Place()
+"""The place of the only engine of a server."""

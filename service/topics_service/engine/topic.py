@@ -32,11 +32,15 @@ class TopicRow(Struct, kw_only=True, array_like=True):
     log_ids: list[int]
     created_ts: int
     kafka_configs: dict[str, str] = {}
+    placement: str = ""
     spread: Spread | None = None
 
     def encode(self) -> bytes:
         """The stored form."""
-        return msgspec.msgpack.encode(self if self.spread is not None else msgspec.structs.astuple(self)[:-1])
+        if self.spread is not None:
+            return msgspec.msgpack.encode(self)
+        fields = msgspec.structs.astuple(self)
+        return msgspec.msgpack.encode(fields[:-1] if self.placement else fields[:-2])  # as on a server without shards
 
     @property
     def partition_count(self) -> int:
@@ -144,7 +148,12 @@ class Topic:
         self._row, self.config, self.spread = row, row.config, row.spread
         count = self.partition_count = row.partition_count
         self.identity = Identity(
-            topic_id=row.topic_id, slug=row.slug, rrl=row.rrl, epoch=row.epoch(self.number), partition_count=count
+            topic_id=row.topic_id,
+            slug=row.slug,
+            rrl=row.rrl,
+            epoch=row.epoch(self.number),
+            partition_count=count,
+            placement=row.placement,
         )
 
     if not TYPE_CHECKING:  # mypy would allow any attribute
