@@ -46,3 +46,23 @@ CALLS: Final = (
     ConsumeApi.ack,
     SqlApi.execute,
 )
+
+READS: Final = frozenset(
+    {
+        TopicsApi.get_topic,
+        TopicsApi.list_topics,
+        TopicsApi.diff,
+        TopicsApi.bulk,
+        TopicsApi.news,
+        TopicsApi.locate,
+        QueuesApi.jobs,
+        RoutersApi.get,
+        RoutersApi.page,
+        GroupsApi.page,
+        GroupsApi.get,
+        GroupsApi.consume,
+        GroupsApi.positions,
+        ConsumeApi.consume,
+    }
+)
+"""Those that change nothing: one that was lost with its connection is made again."""

@@ -9,6 +9,7 @@ from topics_service.api.groups import GroupsApi
 from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
+from topics_service.api.running import LostCallError as LostCallError  # for importers of both
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
@@ -66,10 +67,6 @@ class Shards(ABC):
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self.call(shard, method, *args, **kwargs)) for shard in range(self.count)]
         return [task.result() for task in tasks]
-
-
-class LostCallError(Exception):
-    """A call may have had its effect or not: who ran it is gone."""
 
 
 class LocalShards(Shards):
