@@ -1,15 +1,19 @@
 """The shard that a call on a topic goes to."""
 
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 from topics_service.api.placements import PlacementsApi
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.placement import home_of, shard_of
+from topics_service.engine.placement import home_of, shard_of, shard_of_placement
 from topics_service.engine.redirects import ElsewhereError, Redirect
 from topics_shards.shards import Method, P, R, Shards
 
 _MAX_PLACED: Final = 65_536
+_TRIES: Final = 3
+_EXISTING: Final = (Reason.TOPIC_EXISTS_INCOMPATIBLE, Reason.ALREADY_EXISTS)
 
 
 class Located:
@@ -34,12 +38,13 @@ class Located:
 
     async def call(self, name: str, partition: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a method on the shard of a partition; as `Shards.call` does."""
-        shard = self.shard(name, partition)
-        try:
-            return await self.shards.call(shard, method, *args, **kwargs)
-        except TopicsError as error:
-            if not await self._is_elsewhere(name, shard, error):
-                raise
+        for _ in range(_TRIES):
+            shard = self.shard(name, partition)
+            try:
+                return await self.shards.call(shard, method, *args, **kwargs)
+            except TopicsError as error:
+                if not await self._is_elsewhere(name, shard, error):
+                    raise
         return await self.shards.call(self.shard(name, partition), method, *args, **kwargs)
 
     def learn(self, name: str, redirect: Redirect) -> None:
@@ -52,6 +57,28 @@ class Located:
     def forget(self, name: str) -> None:
         """Forget the place of a topic that was deleted."""
         self._placed.pop(name, None)
+
+    @asynccontextmanager
+    async def placed(self, name: str, placement: str) -> AsyncIterator[int]:
+        """Let the name lead to the shard of a placement group, and create the topic there in this context.
+
+        Raises `topic_exists_incompatible` for a topic outside of the group.
+        """
+        home, shard = self.home(name), shard_of_placement(placement, self.shards.count)
+        if shard == home:
+            yield shard
+            return
+        redirect = await self.shards.call(home, PlacementsApi.reserve, name, shard, placement)
+        self.learn(name, redirect)
+        try:
+            yield shard
+        except TopicsError as error:
+            if error.reason not in _EXISTING:
+                self.forget(name)
+                await self.shards.call(home, PlacementsApi.release, name, redirect.token)
+            raise
+        if await self.find(name) is None:  # another call took the topic for one that nobody makes
+            await self.shards.call(home, PlacementsApi.reserve, name, shard, placement)
 
     async def release(self, name: str) -> None:
         """Let the name of a topic that was deleted be used in any shard."""
@@ -78,4 +105,7 @@ class Located:
             self.forget(name)
             return was_placed
         self.learn(name, redirect)
-        return redirect.shard != shard
+        if redirect.shard == shard:  # nobody made the topic
+            self.forget(name)
+            await self.shards.call(self.home(name), PlacementsApi.release, name, redirect.token)
+        return True

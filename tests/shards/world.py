@@ -19,6 +19,7 @@ from topics_service.api.sql.requests import SqlRequest
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
+from topics_service.engine.placement import Place
 from topics_service.storage.memory import MemoryStore
 from topics_sql.reader import Reader
 
@@ -52,7 +53,7 @@ class ShardsWorld:
 @asynccontextmanager
 async def open_shards(count: int = 3) -> AsyncIterator[ShardsWorld]:
     """Shards on memory stores."""
-    engines = [Engine(MemoryStore(), SystemClock()) for _ in range(count)]
+    engines = [Engine(MemoryStore(), SystemClock(), place=Place(shard, count)) for shard in range(count)]
     commits = [GroupCommit.for_engine(engine) for engine in engines]
     try:
         yield ShardsWorld(engines, commits)

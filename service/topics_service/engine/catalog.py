@@ -13,6 +13,7 @@ from topics_service.engine.errors import Reason, TopicsError, invalid, topic_not
 from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
 from topics_service.engine.model import TopicConfig
+from topics_service.engine.placement import SINGLE, Place
 from topics_service.engine.redirects import Redirects
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.stored_catalog import StoredCatalog
@@ -39,10 +40,12 @@ class Catalog:
         limits: Limits,
         prefix: names.ResourcePrefix,
         new_id: Callable[[int], str],
+        place: Place = SINGLE,
     ) -> None:
         self.topics: SortedDict[str, Topic] = SortedDict()
         self.by_id: dict[str, Topic] = {}
         self.counts = TopicCounts()
+        self.place = place
         self.redirects = Redirects(writer)
         """Names whose topic is in another shard."""
         self.on_created: list[Callable[[Topic], None]] = []
@@ -113,12 +116,17 @@ class Catalog:
             )  # fmt: skip
 
     def create(
-        self, name: str, resolved: TopicConfig, partitions: int = 1, kafka_configs: dict[str, str] | None = None
+        self,
+        name: str,
+        resolved: TopicConfig,
+        partitions: int = 1,
+        kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
     ) -> Topic:
         """Write a new topic, which readers see once that is durable. Raises `throttled` when there are too many."""
         self.check_partitions(resolved, partitions)
         with Transaction(self._writer) as tx:
-            topic = self.stage(tx, name, resolved, partitions, kafka_configs)
+            topic = self.stage(tx, name, resolved, partitions, kafka_configs, placement)
             tx.commit()
         return topic
 
@@ -129,12 +137,16 @@ class Catalog:
         resolved: TopicConfig,
         partitions: int = 1,
         kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
     ) -> Topic:
         """Stage a new topic, which is found once the transaction is committed. Its logs may be staged in the same one.
 
-        One topic at a time. Raises `throttled` when there are too many, and ElsewhereError.
+        One topic at a time. Raises `throttled` when there are too many, ElsewhereError, and `topic_not_found` for
+        one without a placement whose home is another shard.
         """
         self.redirects.check(name)
+        if not placement and not self.place.is_home(name):
+            raise topic_not_found(name)
         self.check_capacity(partitions)
         now = self._clock.now_ms()
         number = self._next_topic
@@ -142,6 +154,7 @@ class Catalog:
         row = TopicRow(
             name=name, topic_id=f"top_{self._new_id(now)}", slug=names.slug(name), rrl=names.rrl(self._prefix, name),
             config=resolved, log_ids=ids, created_ts=now, kafka_configs=kafka_configs or {},
+            placement=placement,
         )  # fmt: skip
         tx.batch.put(Family.TOPICS, keys.u64(number), row.encode())
         tx.batch.put(Family.META, _NEXT_TOPIC, keys.u64(number + 1))
