@@ -10,11 +10,16 @@ import msgspec
 from topics_service.api.running import LostCallError
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.membership.members import GroupError, RefusedError
+from topics_service.engine.redirects import ElsewhereError, Redirect
 from topics_service.engine.producers import SequenceError
 from topics_service.storage.recordbatch import InvalidBatchError
 from topics_shards.wire.carriers import ErrorForm, pack_error, read_extension, unpack_error
 
 log: Final = logging.getLogger("topics.shards")
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_redirect: Final = msgspec.msgpack.Decoder(Redirect).decode
 
 
 class _Kind(NamedTuple):
@@ -37,21 +42,27 @@ _KINDS: Final[dict[type[BaseException], tuple[str, _Kind]]] = {
         "refused",
         _Kind(lambda error: (error.error.name, error.message), lambda name, text: RefusedError(GroupError[name], text)),
     ),
+    ElsewhereError: (
+        "elsewhere",
+        _Kind(
+            lambda error: (error.name, _encode(error.redirect).hex()),
+            lambda name, redirect: ElsewhereError(name, _decode_redirect(bytes.fromhex(redirect))),
+        ),
+    ),
     LostCallError: ("lost", _Kind(lambda error: ("", str(error)), lambda _, text: LostCallError(text))),
 }
 _BY_NAME: Final = dict(_KINDS.values())
-_encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(ErrorForm, ext_hook=read_extension).decode
 
 
 def encode_error(error: BaseException, call: str) -> bytes:
     """The bytes of an exception that a call raised. One that nobody expects is `internal`, and logged here."""
-    if isinstance(error, TopicsError):
-        return _encode(pack_error(error))
     known = _KINDS.get(type(error))
     if known is not None:
         name, kind = known
         return _encode(ErrorForm(name, *kind.parts(error)))
+    if isinstance(error, TopicsError):
+        return _encode(pack_error(error))
     if isinstance(error, asyncio.CancelledError):
         return _encode(ErrorForm("lost", "", f"{call} was broken off"))
     log.error("%s failed", call, exc_info=error)
