@@ -75,7 +75,7 @@ async def serve(stream: EventStream, request: Request, send: Send) -> int:
     # For the transport, should the client stop reading altogether.
     state = request.scope.setdefault("state", {})
     state["timeout_event"] = TOO_SLOW
-    with stream.source as frames:
+    async with stream.source as frames:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         if request.scope["method"] == "HEAD":
             await send({"type": "http.response.body", "body": b""})

@@ -1,12 +1,14 @@
 """GET /v0/topics/{topic}/work: jobs pushed as server-sent events, one event for each (docs/contract.md, 10.9)."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from topics_gateway import sse
 from topics_gateway.jobs import job_text
 from topics_gateway.queue_endpoints import whole
 from topics_gateway.request import Request
 from topics_gateway.response import EventStream, encode
+from topics_service.api.access.auth import Principal
 from topics_service.api.interfaces import Topics
 from topics_service.api.work import WorkFrame, WorkStream
 from topics_service.engine.errors import invalid
@@ -33,7 +35,12 @@ class WorkEndpoint:
             max=whole(query, "max", 1),
             lease_ms=whole(query, "lease_ms", 0) if "lease_ms" in query else None,
         )
-        return EventStream(self._api.queues.work(work_request, principal=request.principal), _encoder)
+        return EventStream(self._opened(work_request, request.principal), _encoder)
+
+    @asynccontextmanager
+    async def _opened(self, request: ClaimRequest, principal: Principal) -> AsyncIterator[WorkStream]:
+        with self._api.queues.work(request, principal=principal) as stream:
+            yield stream
 
 
 def _encoder(stream: WorkStream) -> Callable[[WorkFrame], bytes]:
