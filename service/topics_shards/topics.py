@@ -78,7 +78,9 @@ class ShardedTopics:
 
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
         """See TopicsApi."""
-        return await self._located.call(name, 0, TopicsApi.delete_topic, name, if_empty=if_empty)
+        reply = await self._located.call(name, 0, TopicsApi.delete_topic, name, if_empty=if_empty)
+        await self._located.release(name)
+        return reply
 
     async def append(self, request: AppendRequest, *, principal: Principal) -> AppendReply:
         """See TopicsApi."""

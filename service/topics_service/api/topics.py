@@ -19,6 +19,7 @@ from topics_service.api.groups import GroupsApi
 from topics_service.api.membership import MembershipApi
 from topics_service.api.metrics.collector import Metrics, MetricsSources
 from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
+from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.scheduling.batcher import WriteBatcher
@@ -111,6 +112,7 @@ class TopicsApi:
         self.consumers = ConsumeApi(
             self._admit, self._settle, self.routers.forwarded, self.expiry_durable, self.notify_on_drain, observers
         )
+        self.placements = PlacementsApi(self._admit, self._settle)
         self.sql: SqlApi | None = None
         self.queues = QueuesApi(
             self._admit, self._settle, self.watches.connection, self.routers.forwarded, observers=observers

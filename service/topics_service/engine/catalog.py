@@ -13,6 +13,7 @@ from topics_service.engine.errors import Reason, TopicsError, invalid, topic_not
 from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
 from topics_service.engine.model import TopicConfig
+from topics_service.engine.redirects import Redirects
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.stored_catalog import StoredCatalog
 from topics_service.engine.topic import Topic, TopicRow
@@ -42,6 +43,8 @@ class Catalog:
         self.topics: SortedDict[str, Topic] = SortedDict()
         self.by_id: dict[str, Topic] = {}
         self.counts = TopicCounts()
+        self.redirects = Redirects(writer)
+        """Names whose topic is in another shard."""
         self.on_created: list[Callable[[Topic], None]] = []
         """Called when a new topic becomes visible."""
         self.on_changed: list[Callable[[], None]] = []
@@ -129,8 +132,9 @@ class Catalog:
     ) -> Topic:
         """Stage a new topic, which is found once the transaction is committed. Its logs may be staged in the same one.
 
-        One topic at a time. Raises `throttled` when there are too many.
+        One topic at a time. Raises `throttled` when there are too many, and ElsewhereError.
         """
+        self.redirects.check(name)
         self.check_capacity(partitions)
         now = self._clock.now_ms()
         number = self._next_topic

@@ -165,6 +165,7 @@ class Engine:
             yield self.recovered
         recovery.begin(self.writer, self._memory, self.blocks, stored, boot_id)
         self.catalog.load(stored)
+        self.catalog.redirects.load()
         self.topic_catalog.load(stored.by_number)
         self.routing.load()
         self.tables.load()
@@ -320,6 +321,7 @@ class Engine:
         """Remove the topic, its rows and its routers. See TopicsApi.delete_topic."""
         topic = self.catalog.find(name)
         if topic is None:
+            self.catalog.redirects.check(name)
             return DeleteTopicReply(topic=name, deleted=False, routers_removed=[]), 0
         if if_empty:
             now = self._clock.now_ms()
@@ -556,6 +558,7 @@ class Engine:
 
     def _stage_for(self, request: AppendRequest, tx: Transaction) -> Topic:
         """Stage the creation of the topic that the request writes to."""
+        self.catalog.redirects.check(request.topic)
         given = request.config or ConfigInput()
         create = request.create
         if create is None:
