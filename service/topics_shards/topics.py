@@ -27,6 +27,7 @@ from topics_service.engine.model import (
     TopicState,
 )
 from topics_shards.locating import Located
+from topics_shards.queues import ShardedQueues
 
 
 class ShardedTopics:
@@ -46,6 +47,7 @@ class ShardedTopics:
         self.draining = False
         self._located = located
         self._waiting: set[Settable] = set()
+        self.queues = ShardedQueues(located, lambda principal: self.watches.connection(principal))
 
     async def put_topic(
         self,
