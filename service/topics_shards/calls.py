@@ -28,6 +28,9 @@ CALLS: Final = (
     PartsApi.drop,
     PartsApi.extents,
     QueuesApi.claim,
+    QueuesApi.hand_over,
+    QueuesApi.push,
+    QueuesApi.stop_work,
     QueuesApi.ack,
     QueuesApi.nack,
     QueuesApi.extend,
@@ -52,3 +55,23 @@ CALLS: Final = (
     ConsumeApi.ack,
     SqlApi.execute,
 )
+
+READS: Final = frozenset(
+    {
+        TopicsApi.get_topic,
+        TopicsApi.list_topics,
+        TopicsApi.diff,
+        TopicsApi.bulk,
+        TopicsApi.news,
+        TopicsApi.locate,
+        QueuesApi.jobs,
+        RoutersApi.get,
+        RoutersApi.page,
+        GroupsApi.page,
+        GroupsApi.get,
+        GroupsApi.consume,
+        GroupsApi.positions,
+        ConsumeApi.consume,
+    }
+)
+"""Those that change nothing: one that was lost with its connection is made again."""

@@ -34,13 +34,12 @@ class ShardsWorld:
         users = Users()
         sqls = [api.serve_sql(Reader(), users, Passwords(users)) for api in apis]
         self.shards = LocalShards({number: Shard(api) for number, api in enumerate(apis)})
-        located = Located(self.shards)
+        self.located = located = Located(self.shards)
         for sql in sqls:
             sql.placements = SqlPlacements(located)
         for api in apis:
             api.parts.connect(self.shards)
             api.parts.resume()
-        self.located = located
         metrics = Metrics(engines[0], CommitStatistics())
         self.api = ShardedTopics(located, engines[0].limits, metrics, NO_OBSERVERS)
         self._sql = ShardedSql(located, apis[0].consumers)

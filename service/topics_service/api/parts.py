@@ -136,9 +136,9 @@ class PartsApi:
         """See `Parts.adopt`; durable."""
         await self._settle(self._admit().parts.adopt(definition))
 
-    async def drop(self, name: str, topic_id: str, epoch: int) -> list[str]:
+    async def drop(self, name: str, topic_id: str) -> list[str]:
         """See `Parts.drop`; durable."""
-        routers, ticket = self._admit().parts.drop(name, topic_id, epoch)
+        routers, ticket = self._admit().parts.drop(name, topic_id)
         await self._settle(ticket)
         return routers
 
@@ -185,7 +185,7 @@ class PartsApi:
 
         async def tell(shard: int) -> list[str]:
             if definition is None:
-                return await shards.call(shard, PartsApi.drop, name, pending.topic_id, pending.epoch)
+                return await shards.call(shard, PartsApi.drop, name, pending.topic_id)
             await shards.call(shard, PartsApi.adopt, definition)
             return []
 

@@ -31,7 +31,7 @@ from topics_service.api.sql.executor import SqlApi
 from topics_service.api.sql.reader import SqlReader
 from topics_service.api.sql.system import SettingLine, SystemTables
 from topics_service.api.sql.users import UserStatements
-from topics_service.api.watch import WatchApi, WatchCaps
+from topics_service.api.watch import EngineSource, WatchApi, WatchCaps
 from topics_service.engine import cluster
 from topics_service.engine.batches import BatchReply, BatchRequest, FetchReply, FetchRequest
 from topics_service.engine.engine import Engine, Parked
@@ -107,7 +107,7 @@ class TopicsApi:
         self.parts = PartsApi(engine, self._admit, self._settle)
         self.metrics = Metrics(engine, commit.statistics, metrics_sources, lambda: self.watches.lag())
         self.watches = WatchApi(
-            self._admit, engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
+            EngineSource(self._admit), engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
         )
         self.routers = RoutersApi(self._admit, self._settle, observers)
         self.groups = GroupsApi(self._admit, self._settle, self.diff, observers)

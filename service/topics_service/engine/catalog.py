@@ -54,7 +54,7 @@ class Catalog:
         """Called when a topic becomes visible, is removed or gets more partitions."""
         self.on_configured: Callable[[Topic], None] = lambda _topic: None
         """Called with each topic that is new or has another config or more partitions, before it is used."""
-        self.check_new: Callable[[str], None] = lambda _name: None
+        self.check_new: Callable[[str, str], None] = lambda _name, _placement: None
         """Raises unless a topic of this name may be created in this one of several shards."""
         self._writer = writer
         self._memory = memory
@@ -154,17 +154,12 @@ class Catalog:
         one without a placement whose home is another shard.
         """
         self.redirects.check(name)
-        if not placement and not self.place.is_home(name):
-            raise topic_not_found(name)
         spread = None
         if self.place.count > 1:
-            self.check_new(name)
+            self.check_new(name, placement)
             if partitions > 1:
                 spread = self.place.spread(name, partitions, placement)
-                logs = len(spread.numbers)
-                if logs == partitions:
-                    spread = None
-                partitions = logs
+                partitions = len(spread.numbers)
         now = self._clock.now_ms()
         row = TopicRow(
             name=name, topic_id=f"top_{self._new_id(now)}", slug=names.slug(name), rrl=names.rrl(self._prefix, name),

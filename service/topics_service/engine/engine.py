@@ -273,10 +273,10 @@ class Engine:
                 name, config.resolve(name, given), partition_count or 1, kafka_configs, placement
             )
             return _put_reply(topic, created=True), topic.visible_after
+        checks.check_placement(topic.name, topic.identity, placement)
         if topic.is_part:
             self.catalog.redirects.check(name)
             raise in_another_shard(name)
-        checks.check_placement(topic.name, topic.identity, placement)
         resolved = config.resolve(name, given, topic.config)
         if self.topic_catalog.routes_of_topic(topic.number):
             check_target(topic, resolved)

@@ -5,7 +5,7 @@ The *home* of a topic decides on its config and its life. A shard that has a par
 part before one is made. What the parts have to learn stands in a row of home, written with the change itself, until all
 of them have confirmed it: a new config, more partitions, the end of the topic. Every step can be repeated.
 
-A part that is dropped leaves a marker with its epoch, which refuses a copy of the same life that arrives late.
+A part that is dropped leaves a marker with its id, which refuses a copy of the same life that arrives late.
 """
 
 import struct
@@ -21,7 +21,7 @@ from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, in_another_shard, topic_not_found
 from topics_service.engine.model import PartitionState, TopicConfig
-from topics_service.engine.placement import Place, Spread
+from topics_service.engine.placement import Place, Spread, shard_of
 from topics_service.engine.topic import Topic, TopicRow, partition_state
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
@@ -30,7 +30,7 @@ from topics_service.storage.store import Family, StoreOpenError
 
 _PENDING: Final = b"parts\x00"
 _DROPPED: Final = b"dropped\x00"
-_MARKER: Final = struct.Struct(">QQ")  # epoch, time in ms
+_MARKER: Final = struct.Struct(">Q")  # time in ms
 _MARKED_MS: Final = 3_600_000  # no call is under way for so long
 _MARKERS_A_SWEEP: Final = 200
 _RETRY_MS: Final = 200
@@ -89,7 +89,7 @@ class Parts:
         self.place = place
         self.pending: dict[str, Pending] = {}
         """By the names of the topics, which may be deleted. Each stays until `done`."""
-        self.on_pending: Callable[[str], None] = lambda _name: None
+        self.on_pending: Callable[[str], object] = lambda _name: None
         """Called with the name of each topic that parts have to learn of."""
         self._calls = calls
         self._catalog = catalog
@@ -121,7 +121,7 @@ class Parts:
         topic = self._at_home(name)
         if not 0 <= shard < self.place.count:
             raise ValueError(f"there is no shard {shard}")
-        spread = topic.spread or self._spread(topic, topic.partition_count)
+        spread = topic.spread or self.place.spread(name, topic.partition_count, topic.placement)
         if shard != self.place.shard and shard not in spread.shards:
             row = topic.row(topic.config, spread=replace(spread, shards=tuple(sorted({*spread.shards, shard}))))
             with Transaction(self._writer) as tx:
@@ -134,14 +134,14 @@ class Parts:
         """A changed row with `count` partitions in all: its next revision."""
         spread = topic.spread
         if spread is None:
-            spread = self._spread(topic, count)
-            if len(spread.numbers) == count:
+            if count == topic.partition_count:
                 return row
+            spread = self.place.spread(topic.name, count, topic.placement)
         return replace(row, spread=replace(spread, partition_count=count, revision=spread.revision + 1))
 
     def local(self, topic: Topic, count: int) -> int:
-        """How many of the partitions of a topic with `count` of them are here."""
-        return count if self.place.count == 1 else len(self._spread(topic, count).numbers)
+        """How many of the partitions of a topic are here, when it has `count` of them."""
+        return count if self.place.count == 1 else len(self.place.spread(topic.name, count, topic.placement).numbers)
 
     def stage_change(self, tx: Transaction, topic: Topic, row: TopicRow) -> None:
         """Stage that the parts of a topic have to learn of its new row."""
@@ -167,12 +167,14 @@ class Parts:
         topic = self._catalog.find(name)
         if topic is None or topic.spread is None or topic.is_part:
             return {}
-        count, placement = topic.partition_count, topic.identity.placement
-        places = {shard: Place(shard, self.place.count) for shard in topic.spread.shards}
-        return {shard: list(place.spread(name, count, placement).numbers) for shard, place in places.items()}
-
-    def _spread(self, topic: Topic, count: int) -> Spread:
-        return self.place.spread(topic.name, count, topic.identity.placement)
+        found: dict[int, list[int]] = {shard: [] for shard in topic.spread.shards}
+        if topic.placement:
+            return found
+        for partition in range(topic.partition_count):
+            shard = shard_of(name, partition, self.place.count)
+            if shard in found:
+                found[shard].append(partition)
+        return found
 
     def _at_home(self, name: str) -> Topic:
         topic = self._catalog.find(name)
@@ -187,7 +189,9 @@ class Parts:
         tx.batch.put(Family.META, _PENDING + topic.name.encode(), msgspec.msgpack.encode(pending))
         tx.stage(_Pended(self, topic.name, pending))
 
-    def _check_new(self, name: str) -> None:
+    def _check_new(self, name: str, placement: str) -> None:
+        if not self.place.is_home(name, placement):
+            raise topic_not_found(name)
         pending = self.pending.get(name)
         if pending is not None and pending.is_deleted:
             raise TopicsError(
@@ -203,13 +207,11 @@ class Parts:
         """Make the part of a topic, or bring it up to date. A revision older than that of the part changes nothing.
 
         Raises `topic_not_found` for a life of the topic that has ended, as far as is known here, `throttled` for too
-        many partitions, and `internal` if the part is that of another life: it must be dropped first.
+        many partitions, and `internal` if the part is that of another life, which is dropped before this one begins.
         """
         name, topic = definition.name, self._catalog.find(definition.name)
-        if definition.epoch <= self._dropped(name):
+        if self._is_dropped(definition):
             raise topic_not_found(name)
-        if self.place.home(name, definition.placement) == self.place.shard:
-            raise ValueError(f"shard {self.place.shard} is the home of the topic")
         spread = replace(
             self.place.spread(name, definition.partition_count, definition.placement),
             epoch=definition.epoch,
@@ -218,11 +220,9 @@ class Parts:
         if topic is None:
             return self._make(definition, spread)
         known = topic.spread
-        if known is None or not known.epoch:
-            raise in_another_shard(name)  # a topic of that name has its home here
+        if known is None or not known.epoch or self.place.is_home(name, definition.placement):
+            raise in_another_shard(name)  # a part of a topic whose home is here
         if topic.topic_id != definition.topic_id:
-            if definition.epoch < known.epoch:
-                raise topic_not_found(name)
             raise TopicsError(
                 Reason.INTERNAL, f'shard {self.place.shard} has a part of another topic "{name}"', {"topic": name}
             )
@@ -233,16 +233,16 @@ class Parts:
             self._calls.reconfigure(topic, row, count, lambda tx: tx.stage(_Awaited()))
         return self._writer.written  # one that is the same may be waiting for its fsync
 
-    def drop(self, name: str, topic_id: str, epoch: int) -> tuple[list[str], int]:
+    def drop(self, name: str, topic_id: str) -> tuple[list[str], int]:
         """Remove the part of a topic, if it is there, with all that hangs on it, and remember that it is gone.
 
         Returns the names of its routers here, which are removed too. Another life of the name is left alone.
         """
         topic = self._catalog.find(name)
-        marker = _MARKER.pack(max(epoch, self._dropped(name)), self._clock.now_ms())
+        marker = _MARKER.pack(self._clock.now_ms())
 
         def stage(tx: Transaction) -> None:
-            tx.batch.put(Family.META, _DROPPED + name.encode(), marker)
+            tx.batch.put(Family.META, _marker_key(name, topic_id), marker)
 
         if topic is not None and topic.is_part and topic.topic_id == topic_id:
             return self._calls.remove(topic, stage)
@@ -263,7 +263,7 @@ class Parts:
         stop, before = keys.prefix_range(_DROPPED)[1], self._clock.now_ms() - _MARKED_MS
         found = list(islice(self._writer.store.scan(Family.META, self._sweep_cursor, stop), _MARKERS_A_SWEEP))
         self._sweep_cursor = found[-1][0] + b"\x00" if len(found) == _MARKERS_A_SWEEP else _DROPPED
-        old = [key for key, value in found if decode_marker(value)[1] < before]
+        old = [key for key, value in found if decode_marker(value) < before]
         if old:
             with Transaction(self._writer) as tx:
                 for key in old:
@@ -276,15 +276,16 @@ class Parts:
             config=definition.config, log_ids=[], created_ts=definition.created_ts,
             kafka_configs=definition.kafka_configs, placement=definition.placement, spread=spread,
         )  # fmt: skip
+        if self.place.is_home(row.name, row.placement):
+            raise topic_not_found(row.name)
         with Transaction(self._writer) as tx:
             topic = self._catalog.stage_row(tx, row, len(spread.numbers))
             tx.commit()
         return topic.visible_after
 
-    def _dropped(self, name: str) -> int:
-        """The epoch of the last life of the topic whose part was dropped here, 0 if it is not known any more."""
-        row = self._writer.store.get(Family.META, _DROPPED + name.encode())
-        return 0 if row is None else decode_marker(row)[0]
+    def _is_dropped(self, definition: TopicDefinition) -> bool:
+        """Return whether the part of this life of the topic was dropped here not long ago."""
+        return self._writer.store.get(Family.META, _marker_key(definition.name, definition.topic_id)) is not None
 
     def _extent(self, name: str, partition: int, now: int) -> Extent | None:
         topic = self._catalog.find(name)
@@ -326,9 +327,13 @@ class _Awaited(NamedTuple):
 decode_pending = msgspec.msgpack.Decoder(Pending).decode
 
 
-def decode_marker(row: bytes) -> tuple[int, int]:
-    """Epoch and time of a dropped part; zeros for a damaged row, which refuses nothing and is swept."""
-    return _MARKER.unpack(row) if len(row) == _MARKER.size else (0, 0)
+def decode_marker(row: bytes) -> int:
+    """The time at which a part was dropped; 0 for a damaged row, which is swept."""
+    return int(_MARKER.unpack(row)[0]) if len(row) == _MARKER.size else 0
+
+
+def _marker_key(name: str, topic_id: str) -> bytes:
+    return _DROPPED + name.encode() + b"\x00" + topic_id.encode()
 
 
 def _definition(topic: Topic) -> TopicDefinition:
@@ -336,6 +341,5 @@ def _definition(topic: Topic) -> TopicDefinition:
     return TopicDefinition(
         name=topic.name, topic_id=identity.topic_id, slug=identity.slug, rrl=identity.rrl, config=topic.config,
         created_ts=topic.created_ts, epoch=identity.epoch, revision=0 if spread is None else spread.revision,
-        partition_count=topic.partition_count, kafka_configs=topic.kafka_configs,
-        placement=identity.placement,
+        partition_count=topic.partition_count, kafka_configs=topic.kafka_configs, placement=topic.placement,
     )  # fmt: skip

@@ -28,6 +28,11 @@ def shard_of(name: str, partition: int, count: int) -> int:
     return (home_of(name, count) + partition) % count
 
 
+def shard_of_placement(placement: str, count: int) -> int:
+    """The shard of a placement group among `count`: that of tables is known to all."""
+    return SQL_SHARD if placement == SQL_PLACEMENT else home_of(placement, count)
+
+
 class Spread(Struct, frozen=True, array_like=True):
     """The partitions of a topic over several shards, as one of them knows it. New fields go to the end, with a default.
 
@@ -50,35 +55,24 @@ class Spread(Struct, frozen=True, array_like=True):
         return range(self.first, self.partition_count, self.step) if self.step else range(0)
 
 
-def shard_of_placement(placement: str, count: int) -> int:
-    """The shard of a placement group among `count`: that of tables is known to all."""
-    return SQL_SHARD if placement == SQL_PLACEMENT else home_of(placement, count)
-
-
 class Place(Struct, frozen=True):
     """The place of one engine: shard number `shard` of `count`. A server without shards is the only one of one."""
 
     shard: int = 0
     count: int = 1
 
-    def is_home(self, name: str) -> bool:
-        """Return whether the name's home is here."""
-        return self.count == 1 or home_of(name, self.count) == self.shard
-
-    def has(self, name: str, partition: int) -> bool:
-        """Return whether the partition of a topic that was not placed by its creator is here."""
-        return self.count == 1 or shard_of(name, partition, self.count) == self.shard
-
-    def home(self, name: str, placement: str = "") -> int:
-        """The shard that decides on a topic: it has partition 0."""
-        return shard_of_placement(placement, self.count) if placement else home_of(name, self.count)
+    def is_home(self, name: str, placement: str = "") -> bool:
+        """Return whether a topic's home is here: the shard of its placement group, or else that of its name."""
+        if self.count == 1:
+            return True
+        home = shard_of_placement(placement, self.count) if placement else home_of(name, self.count)
+        return home == self.shard
 
     def spread(self, name: str, partition_count: int, placement: str = "") -> Spread:
-        """The partitions of a topic, as this shard sees them."""
-        home = self.home(name, placement)
+        """The partitions of a topic as this shard sees them: those of a placement group are all in one shard."""
         if placement:
-            return Spread(partition_count, 0, 1 if home == self.shard else 0)
-        return Spread(partition_count, (self.shard - home) % self.count, self.count)
+            return Spread(partition_count, 0, 1 if self.is_home(name, placement) else 0)
+        return Spread(partition_count, (self.shard - home_of(name, self.count)) % self.count, self.count)
 
 
 SINGLE = Place()

@@ -39,8 +39,7 @@ class TopicRow(Struct, kw_only=True, array_like=True):
         """The stored form."""
         if self.spread is not None:
             return msgspec.msgpack.encode(self)
-        fields = msgspec.structs.astuple(self)
-        return msgspec.msgpack.encode(fields[:-1] if self.placement else fields[:-2])  # as on a server without shards
+        return msgspec.msgpack.encode(msgspec.structs.astuple(self)[: -1 if self.placement else -2])
 
     @property
     def partition_count(self) -> int:
@@ -191,6 +190,11 @@ class Topic:
     def topic_id(self) -> str:
         """The id; a dormant topic stays dormant."""
         return self.identity.topic_id if self._stored is None else decode_row(self._stored).topic_id
+
+    @property
+    def placement(self) -> str:
+        """The placement group that it was made for, empty for none."""
+        return self._row.placement
 
     @property
     def created_ts(self) -> int:
