@@ -48,8 +48,11 @@ class Core:
         authorizer: Authorizer,
         commit: Callable[[Engine], Commit] = GroupCommit.for_engine,
         node: NodeStatistics | None = None,
+        lag: LoopLag | None = None,
     ) -> None:
-        """`commit` makes what turns the engine's writes durable; `node` has the figures of a node of a cluster."""
+        """`commit` makes what turns the engine's writes durable; `node` has the figures of a node of a cluster. `lag`
+        is that of the loop where somebody measures it already.
+        """
         settings, traces = resources.settings, resources.traces
         self._settings = settings
         self.engine = engine = Engine(
@@ -75,7 +78,8 @@ class Core:
         self._reclaim = Reclaim(store, lambda: engine.writer.total_bytes, self._segments)
         engine.writer.on_freed = self._reclaim.freed
         self._tombstones = TombstoneCompaction(store)
-        self._lag = LoopLag()
+        self._measures_lag = lag is None
+        self._lag = lag or LoopLag()
         self._disk = FreeSpace(settings.data_path)
         statistics = SpaceStatistics()
         self._space = DiskSpace(
@@ -133,14 +137,19 @@ class Core:
         work = [
             maintenance.keep_up(self.engine, self._disk, set_serving),
             Forwarder(self.engine.routers).run(),
-            self._lag.run(),
             trim_archive(self._settings, self.api.metrics.archive),
             maintenance.compact_tombstones(self._tombstones),
             maintenance.keep_segments(self._segments),
         ]
+        if self._measures_lag:
+            work.append(self._lag.run())
         if self._settings.min_free_bytes:
             work.append(self._space.keep())
         return work
+
+    def drain(self) -> None:
+        """See TopicsApi."""
+        self.api.drain()
 
     def recovered(self) -> None:
         """Take over what else is in the store. Call it in the turn of the event loop in which recovery has ended."""

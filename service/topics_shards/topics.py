@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from topics_service.api.access.auth import Principal
 from topics_service.api.interfaces import Consumers, Groups, Queues, Routers, Sql, Watches
 from topics_service.api.metrics.collector import Metrics
@@ -26,6 +28,7 @@ from topics_service.engine.model import (
     ReadyState,
     TopicState,
 )
+from topics_shards.health import Health
 from topics_shards.locating import Located
 
 
@@ -37,10 +40,13 @@ class ShardedTopics:
     queues: Queues
     watches: Watches
     consumers: Consumers
-    sql: Sql | None
+    sql: Sql | None = None
 
-    def __init__(self, located: Located, limits: Limits, metrics: Metrics, observers: Observers) -> None:
+    def __init__(
+        self, located: Located, limits: Limits, metrics: Metrics, observers: Observers, health: Health
+    ) -> None:
         self.limits = limits
+        self.health = health
         self.metrics = metrics
         self.observers = observers
         self.draining = False
@@ -138,9 +144,10 @@ class ShardedTopics:
             woken.set()
 
     def ready(self) -> ReadyState:
-        """See TopicsApi."""
-        raise NotImplementedError
+        """See TopicsApi. The server is ready when all shards are."""
+        state = self.health.ready()
+        return replace(state, ready=False, reason="shutting_down") if self.draining else state
 
     def shortage(self) -> Shortage | None:
         """See TopicsApi."""
-        raise NotImplementedError
+        return self.health.shortage()
