@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
-from topics_service.statistics import NodeStatistics, SpaceStatistics
+from topics_service.statistics import NodeStatistics, SpaceStatistics, TraceStatistics
 from topics_service.storage import checkpoint, properties
 from topics_service.storage.reclaim import Reclaim
 from topics_service.storage.rocks import RocksStore
@@ -34,6 +35,19 @@ from topics_service.storage.segment_upkeep import SegmentUpkeep
 from topics_service.storage.store import StoreError
 from topics_service.storage.tombstone_compaction import TombstoneCompaction
 from topics_sql.reader import Reader
+
+
+def process_sources(
+    lag: LoopLag, authorizer: Authorizer, traces: TraceStatistics, sources: MetricsSources | None = None
+) -> MetricsSources:
+    """The measurements of a process, beside those of a store."""
+    memory = authorizer.quotas.memory
+    return replace(
+        sources or MetricsSources(),
+        lag=lag,
+        request_bytes=lambda: memory.used if memory is not None else 0,
+        traces=traces,
+    )
 
 
 class Core:
@@ -51,7 +65,7 @@ class Core:
         lag: LoopLag | None = None,
     ) -> None:
         """`commit` makes what turns the engine's writes durable; `node` has the figures of a node of a cluster. `lag`
-        is that of the loop where somebody measures it already.
+        is that of the loop where somebody measures it, and what else is of the whole process, already.
         """
         settings, traces = resources.settings, resources.traces
         self._settings = settings
@@ -101,18 +115,16 @@ class Core:
         )
         engine.capacity.disk = pressure.space if settings.min_free_bytes else None
         self.authorizer = authorizer
-        memory = self.authorizer.quotas.memory
         sources = MetricsSources(
-            lag=self._lag,
             disk=self._disk,
             min_free_bytes=settings.min_free_bytes,
             space=statistics,
             store=lambda: properties.read(store.path, store.families, store.merged),
             wal_switches=store.wal_switches,
-            request_bytes=lambda: memory.used if memory is not None else 0,
-            traces=traces.statistics,
             node=node,
         )
+        if self._measures_lag:
+            sources = process_sources(self._lag, authorizer, traces.statistics, sources)
         self.api = TopicsApi(engine, self._commit, pressure, settings.watch_caps, sources, observers)
         self.api.serve_sql(
             Reader(),

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.interfaces import Consumers, Groups, Queues, Routers, Sql, Watches
-from topics_service.api.metrics.collector import Metrics
+from topics_service.api.metrics.collector import Counters
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.topics import Settable, Submitted, TopicsApi
@@ -43,7 +43,7 @@ class ShardedTopics:
     sql: Sql | None = None
 
     def __init__(
-        self, located: Located, limits: Limits, metrics: Metrics, observers: Observers, health: Health
+        self, located: Located, limits: Limits, metrics: Counters, observers: Observers, health: Health
     ) -> None:
         self.limits = limits
         self.health = health

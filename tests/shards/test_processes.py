@@ -1,17 +1,20 @@
 """`topics serve --processes`: a data directory with shards, through its real doors."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from topics_client import AsyncTopicsClient
 from topics_server.errors import StartError
 from topics_server.processes.serving import ShardedServer
 from topics_server.server import Server
 from topics_server.settings import Settings, SettingsError, load
+from topics_service import __version__
 from topics_service.engine.placement import home_of
 
 NAMES = [f"topic-{number}" for number in range(12)]
@@ -39,6 +42,20 @@ async def test_one_process_serves_all_shards_and_keeps_their_data(tmp_path: Path
         assert (await http.get(f"{base}/ready")).json() == {
             "status": "ready", "wal_replay_complete": True, "topics": len(NAMES)
         }  # fmt: skip
+        counted = (await http.get(f"{base}/metrics", headers={"accept": "application/json"})).json()
+        assert (counted["topics"], counted["records_live"], counted["ready"]) == (len(NAMES), len(NAMES), True)
+        text = (await http.get(f"{base}/metrics")).text
+        samples = {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+        types = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+        assert len(types) == len(set(types))
+        assert samples["topics_records_live",] == len(NAMES)
+        assert [samples["topics_topic_head_seq", name] for name in NAMES] == [1] * len(NAMES)
+        assert samples["topics_http_request_seconds_count", "TopicsService.Diff", "2xx"] == len(NAMES)
+        assert samples["topics_ready",] == samples["topics_build_info", __version__] == 1
 
 
 async def test_a_directory_is_served_as_what_it_is(tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from topics_shards.shards import LocalShards, Shard
 from topics_shards.topics import ShardedTopics
 
 from topics_server import maintenance
-from topics_server.core import Core
+from topics_server.core import Core, process_sources
 from topics_server.errors import StartError
 from topics_server.lag import LoopLag
 from topics_server.listeners import Listeners
 from topics_server.notices import Shutdown, log_stopped
 from topics_server.processes import directory
+from topics_server.processes.metrics import ProcessMetrics
 from topics_server.reload import Readers, Reload, SighupHandler
 from topics_server.resources import Resources, open_store
 from topics_server.serving import Serving
@@ -112,7 +113,11 @@ class ShardedServer(Serving):
             shard: Core(self._of_shard(resources, shard), self._clock, store, authorizer=authorizer, lag=lag)
             for shard, store in self._stores.items()
         }
-        self._served = served = _Served(resources, cores, authorizer)
+        metrics = ProcessMetrics(
+            [core.api.metrics for core in cores.values()],
+            process_sources(lag, authorizer, resources.traces.statistics),
+        )
+        self._served = served = _Served(resources, cores, authorizer, metrics)
         readers = Readers(resources.settings)
         self._listeners = listeners = Listeners(resources, served, readers)
         if self._hangups is not None:
@@ -197,7 +202,9 @@ class ShardedServer(Serving):
 class _Served:
     """The cores of the shards, and the API over them; see `listeners.Served`."""
 
-    def __init__(self, resources: Resources, cores: dict[int, Core], authorizer: Authorizer) -> None:
+    def __init__(
+        self, resources: Resources, cores: dict[int, Core], authorizer: Authorizer, metrics: ProcessMetrics
+    ) -> None:
         self.cores = cores
         self.authorizer = authorizer
         self.audit = AuditLog(resources.audit_file.write) if resources.audit_file is not None else None
@@ -205,7 +212,7 @@ class _Served:
         observers = Observers(*resources.traces.observers, *(() if self.audit is None else (self.audit.observe,)))
         located = Located(LocalShards({shard: Shard(core.api) for shard, core in cores.items()}))
         apis = [core.api for core in cores.values()]
-        self.api = ShardedTopics(located, resources.settings.limits, apis[0].metrics, observers, LocalHealth(apis))
+        self.api = ShardedTopics(located, resources.settings.limits, metrics, observers, LocalHealth(apis))
         self.api.queues = ShardedQueues(located)
 
     def drain(self) -> None:
