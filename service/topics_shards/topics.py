@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from topics_service.api.access.auth import Principal
 from topics_service.api.interfaces import Consumers, Groups, Queues, Routers, Sql, Watches
-from topics_service.api.metrics.collector import Metrics
+from topics_service.api.metrics.collector import Counters
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.topics import Settable, Submitted, TopicsApi
@@ -27,6 +29,7 @@ from topics_service.engine.model import (
     TopicState,
 )
 from topics_service.engine.names import check_placement, check_topic_name
+from topics_shards.health import Health
 from topics_shards.locating import Located
 from topics_shards.queues import ShardedQueues
 
@@ -39,10 +42,13 @@ class ShardedTopics:
     queues: Queues
     watches: Watches
     consumers: Consumers
-    sql: Sql | None
+    sql: Sql | None = None
 
-    def __init__(self, located: Located, limits: Limits, metrics: Metrics, observers: Observers) -> None:
+    def __init__(
+        self, located: Located, limits: Limits, metrics: Counters, observers: Observers, health: Health
+    ) -> None:
         self.limits = limits
+        self.health = health
         self.metrics = metrics
         self.observers = observers
         self.draining = False
@@ -170,9 +176,10 @@ class ShardedTopics:
             woken.set()
 
     def ready(self) -> ReadyState:
-        """See TopicsApi."""
-        raise NotImplementedError
+        """See TopicsApi. The server is ready when all shards are."""
+        state = self.health.ready()
+        return replace(state, ready=False, reason="shutting_down") if self.draining else state
 
     def shortage(self) -> Shortage | None:
         """See TopicsApi."""
-        raise NotImplementedError
+        return self.health.shortage()

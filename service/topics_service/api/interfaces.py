@@ -6,7 +6,7 @@ from typing import Protocol
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.groups import CommitReply, ConsumeReply, ConsumeRequest
-from topics_service.api.metrics.collector import Metrics
+from topics_service.api.metrics.collector import Counters
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.sql import requests as sql
@@ -228,7 +228,7 @@ class Topics(Protocol):
         ...
 
     @property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> Counters:
         """The figures, which protocols add theirs to."""
         ...
 

@@ -104,6 +104,7 @@ class TopicsApi:
         self._waiting: set[Settable] = set()
         self._batcher = WriteBatcher(self._append_batched, _MAX_BATCHED)
         self._membership: MembershipApi | None = None
+        self.placements = PlacementsApi(self._admit, self._settle)
         self.parts = PartsApi(engine, self._admit, self._settle)
         self.metrics = Metrics(engine, commit.statistics, metrics_sources, lambda: self.watches.lag())
         self.watches = WatchApi(
@@ -114,7 +115,6 @@ class TopicsApi:
         self.consumers = ConsumeApi(
             self._admit, self._settle, self.routers.forwarded, self.expiry_durable, self.notify_on_drain, observers
         )
-        self.placements = PlacementsApi(self._admit, self._settle)
         self.sql: SqlApi | None = None
         self.queues = QueuesApi(
             self._admit, self._settle, self.watches.connection, self.routers.forwarded, observers=observers

@@ -26,6 +26,7 @@ from topics_service.storage.store import Family, Store
 
 _NEXT_TOPIC = b"next_topic"
 _NEXT_LOG = b"next_log"
+_SHARD_BITS = 40  # the ids of a shard's logs begin at a multiple of this power of 2
 
 
 class Catalog:
@@ -293,3 +294,13 @@ class _Creation(NamedTuple):
 def _counter(store: Store, key: bytes) -> int:
     row = store.get(Family.META, key)
     return 1 if row is None else keys.read_u64(row)
+
+
+def keep_logs_apart(store: Store, shard: int) -> None:
+    """Let the ids of new logs in this shard be those of no other shard: caches of pages are shared by all shards of a
+    process. Comes before the engine; raises StoreError."""
+    first = (shard << _SHARD_BITS) + 1
+    if _counter(store, _NEXT_LOG) < first:
+        batch = store.batch()
+        batch.put(Family.META, _NEXT_LOG, keys.u64(first))
+        store.write(batch)
