@@ -3,6 +3,7 @@
 from typing import Final
 
 from topics_service.api.groups import GroupsApi
+from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.sql.consume import ConsumeApi
@@ -38,6 +39,9 @@ CALLS: Final = (
     GroupsApi.positions,
     GroupsApi.reset,
     GroupsApi.delete_positions,
+    PlacementsApi.reserve,
+    PlacementsApi.release,
+    PlacementsApi.find,
     ConsumeApi.consume,
     ConsumeApi.ack,
     SqlApi.execute,

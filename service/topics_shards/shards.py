@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from topics_service.api.groups import GroupsApi
+from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.sql.consume import ConsumeApi
@@ -31,6 +32,7 @@ class Shard:
             RoutersApi.__name__: api.routers,
             GroupsApi.__name__: api.groups,
             ConsumeApi.__name__: api.consumers,
+            PlacementsApi.__name__: api.placements,
         }
         if api.sql is not None:
             self.objects[SqlApi.__name__] = api.sql

@@ -10,11 +10,11 @@ from topics_shards.health import LocalHealth
 from topics_shards.locating import Located
 from topics_shards.queues import ShardedQueues
 from topics_shards.shards import LocalShards, Shard
+from topics_shards.sql import ShardedSql, SqlPlacements
 from topics_shards.topics import ShardedTopics
 
 from topics_server import maintenance
 from topics_server.core import Core, process_sources
-from topics_server.errors import StartError
 from topics_server.lag import LoopLag
 from topics_server.listeners import Listeners
 from topics_server.notices import Shutdown, log_stopped
@@ -28,8 +28,8 @@ from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
 from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.observers import Observers
-from topics_service.engine.catalog import keep_logs_apart
 from topics_service.engine.clock import Clock
+from topics_service.engine.placement import Place
 from topics_service.storage import shardfiles
 from topics_service.storage.holding import Hold
 from topics_service.storage.rocks import RocksStore
@@ -87,10 +87,6 @@ class ShardedServer(Serving):
             for shard in range(self._count):
                 self._stores[shard] = store = open_store(self._of_shard(resources, shard).settings, tables)
                 stack.callback(_close, store)
-                try:
-                    keep_logs_apart(store, shard)
-                except StoreError as error:
-                    raise StartError(str(error)) from error
             self._resources = resources
             stack.pop_all()
 
@@ -110,7 +106,14 @@ class ShardedServer(Serving):
         assert resources is not None, "open() comes first"
         lag, authorizer = LoopLag(), resources.settings.authorizer()
         cores = {
-            shard: Core(self._of_shard(resources, shard), self._clock, store, authorizer=authorizer, lag=lag)
+            shard: Core(
+                self._of_shard(resources, shard),
+                self._clock,
+                store,
+                authorizer=authorizer,
+                lag=lag,
+                place=Place(shard, self._count),
+            )
             for shard, store in self._stores.items()
         }
         metrics = ProcessMetrics(
@@ -214,6 +217,10 @@ class _Served:
         apis = [core.api for core in cores.values()]
         self.api = ShardedTopics(located, resources.settings.limits, metrics, observers, LocalHealth(apis))
         self.api.queues = ShardedQueues(located)
+        self.api.sql = ShardedSql(located, apis[0].consumers)
+        for api in apis:
+            if api.sql is not None:
+                api.sql.placements = SqlPlacements(located)
 
     def drain(self) -> None:
         """Stop taking calls, and end the waits of those under way."""

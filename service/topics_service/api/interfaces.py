@@ -271,6 +271,7 @@ class Topics(Protocol):
         principal: Principal,
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
     ) -> PutTopicReply:
         """Create a topic or replace its config; durable before it is acknowledged (docs/contract.md, 3.3)."""
         ...

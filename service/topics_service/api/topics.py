@@ -19,6 +19,7 @@ from topics_service.api.groups import GroupsApi
 from topics_service.api.membership import MembershipApi
 from topics_service.api.metrics.collector import Metrics, MetricsSources
 from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
+from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.scheduling.batcher import WriteBatcher
@@ -111,6 +112,7 @@ class TopicsApi:
         self.consumers = ConsumeApi(
             self._admit, self._settle, self.routers.forwarded, self.expiry_durable, self.notify_on_drain, observers
         )
+        self.placements = PlacementsApi(self._admit, self._settle)
         self.sql: SqlApi | None = None
         self.queues = QueuesApi(
             self._admit, self._settle, self.watches.connection, self.routers.forwarded, observers=observers
@@ -170,23 +172,27 @@ class TopicsApi:
         principal: Principal,
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
     ) -> PutTopicReply:
         """Create a topic or replace its config; durable before it is acknowledged (docs/contract.md, 3.3).
 
         Beyond the contract, `partition_count` (None: 1 for a new topic, no change for an old one) makes a topic of
         many partitions or adds some; `kafka_configs` are those that only the Kafka protocol knows, None leaves them.
+        Topics with the same `placement` lie in one shard, where there are several; it is that of their creation.
         """
         facts: Facts = {"topic": name, "config": config}
         if partition_count is not None:
             facts["partition_count"] = partition_count
         if kafka_configs:
             facts["kafka_configs"] = kafka_configs
+        if placement:
+            facts["placement"] = placement
         with self.observers("topic.put", facts, principal):
             engine = self._admit()
             check_put(principal, config)
             with self.observers("topics.topic.put", {"topic": name}) as applied:
                 try:
-                    reply, ticket = engine.put_topic(name, config, partition_count, kafka_configs)
+                    reply, ticket = engine.put_topic(name, config, partition_count, kafka_configs, placement=placement)
                 except TopicsError as error:
                     if error.reason is Reason.TOPIC_EXISTS_INCOMPATIBLE:
                         await self._settle(engine.writer.written)  # only now do readers find that topic too

@@ -13,6 +13,8 @@ from topics_service.engine.errors import Reason, TopicsError, invalid, topic_not
 from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
 from topics_service.engine.model import TopicConfig
+from topics_service.engine.placement import SINGLE, Place
+from topics_service.engine.redirects import Redirects
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.stored_catalog import StoredCatalog
 from topics_service.engine.topic import Topic, TopicRow
@@ -24,7 +26,7 @@ from topics_service.storage.store import Family, Store
 
 _NEXT_TOPIC = b"next_topic"
 _NEXT_LOG = b"next_log"
-_SHARD_BITS = 40  # the ids of a shard's logs begin at a multiple of this power of 2
+_SHARD_BITS = 40  # ids of logs differ from those in other shards, whose pages are in the same caches
 
 
 class Catalog:
@@ -39,10 +41,14 @@ class Catalog:
         limits: Limits,
         prefix: names.ResourcePrefix,
         new_id: Callable[[int], str],
+        place: Place = SINGLE,
     ) -> None:
         self.topics: SortedDict[str, Topic] = SortedDict()
         self.by_id: dict[str, Topic] = {}
         self.counts = TopicCounts()
+        self.place = place
+        self.redirects = Redirects(writer)
+        """Names whose topic is in another shard."""
         self.on_created: list[Callable[[Topic], None]] = []
         """Called when a new topic becomes visible."""
         self.on_changed: list[Callable[[], None]] = []
@@ -58,7 +64,7 @@ class Catalog:
         self._new_id = new_id
         self._logs = 0
         self._next_topic = _counter(writer.store, _NEXT_TOPIC)
-        self._next_log = _counter(writer.store, _NEXT_LOG)
+        self._next_log = max(_counter(writer.store, _NEXT_LOG), (place.shard << _SHARD_BITS) + 1)
 
     def __len__(self) -> int:
         return len(self.topics)
@@ -111,12 +117,17 @@ class Catalog:
             )  # fmt: skip
 
     def create(
-        self, name: str, resolved: TopicConfig, partitions: int = 1, kafka_configs: dict[str, str] | None = None
+        self,
+        name: str,
+        resolved: TopicConfig,
+        partitions: int = 1,
+        kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
     ) -> Topic:
         """Write a new topic, which readers see once that is durable. Raises `throttled` when there are too many."""
         self.check_partitions(resolved, partitions)
         with Transaction(self._writer) as tx:
-            topic = self.stage(tx, name, resolved, partitions, kafka_configs)
+            topic = self.stage(tx, name, resolved, partitions, kafka_configs, placement)
             tx.commit()
         return topic
 
@@ -127,11 +138,16 @@ class Catalog:
         resolved: TopicConfig,
         partitions: int = 1,
         kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
     ) -> Topic:
         """Stage a new topic, which is found once the transaction is committed. Its logs may be staged in the same one.
 
-        One topic at a time. Raises `throttled` when there are too many.
+        One topic at a time. Raises `throttled` when there are too many, ElsewhereError, and `topic_not_found` for
+        one without a placement whose home is another shard.
         """
+        self.redirects.check(name)
+        if not placement and not self.place.is_home(name):
+            raise topic_not_found(name)
         self.check_capacity(partitions)
         now = self._clock.now_ms()
         number = self._next_topic
@@ -139,6 +155,7 @@ class Catalog:
         row = TopicRow(
             name=name, topic_id=f"top_{self._new_id(now)}", slug=names.slug(name), rrl=names.rrl(self._prefix, name),
             config=resolved, log_ids=ids, created_ts=now, kafka_configs=kafka_configs or {},
+            placement=placement,
         )  # fmt: skip
         tx.batch.put(Family.TOPICS, keys.u64(number), row.encode())
         tx.batch.put(Family.META, _NEXT_TOPIC, keys.u64(number + 1))
@@ -248,13 +265,3 @@ class _Creation(NamedTuple):
 def _counter(store: Store, key: bytes) -> int:
     row = store.get(Family.META, key)
     return 1 if row is None else keys.read_u64(row)
-
-
-def keep_logs_apart(store: Store, shard: int) -> None:
-    """Let the ids of new logs in this shard be those of no other shard: caches of pages are shared by all shards of a
-    process. Comes before the engine; raises StoreError."""
-    first = (shard << _SHARD_BITS) + 1
-    if _counter(store, _NEXT_LOG) < first:
-        batch = store.batch()
-        batch.put(Family.META, _NEXT_LOG, keys.u64(first))
-        store.write(batch)

@@ -45,6 +45,7 @@ from topics_service.engine.model import (
     TopicState,
 )
 from topics_service.engine.offsets.groups import Groups
+from topics_service.engine.placement import SINGLE, Place
 from topics_service.engine.producers import Producers
 from topics_service.engine.queue.queues import Queues
 from topics_service.engine.router.forwarding import Forwarding
@@ -107,11 +108,12 @@ class Engine:
         recover: bool = True,
         new_id: Callable[[int], str] = lambda now: str(ULID.from_timestamp(now / 1000)).lower(),
         random: Callable[[int], bytes] = os.urandom,
+        place: Place = SINGLE,
     ) -> None:
         """Recover the state in the store; O(topics). Raises StoreOpenError.
 
         `boot_id` names this boot of the machine ("" = unknown: an unclean end is then taken for a power cut);
-        `new_id` makes a ULID from a time in ms, `random` bytes for lease ids.
+        `new_id` makes a ULID from a time in ms, `random` bytes for lease ids; `place` is its shard, if it is not alone.
         With `recover` False the caller runs `recover()` in slices.
         """
         self.limits = limits or Limits()
@@ -128,6 +130,7 @@ class Engine:
             self.limits,
             prefix or names.ResourcePrefix(),
             new_id,
+            place,
         )
         self.capacity = Capacity(self.writer, self._memory, clock, self.limits)
         self._touched: dict[int, Log] = {}
@@ -165,6 +168,7 @@ class Engine:
             yield self.recovered
         recovery.begin(self.writer, self._memory, self.blocks, stored, boot_id)
         self.catalog.load(stored)
+        self.catalog.redirects.load()
         self.topic_catalog.load(stored.by_number)
         self.routing.load()
         self.tables.load()
@@ -250,6 +254,7 @@ class Engine:
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
         stage: Callable[[Transaction], None] | None = None,
+        placement: str = "",
     ) -> tuple[PutTopicReply, int]:
         """Create the topic or replace its config. See TopicsApi.put_topic.
 
@@ -259,8 +264,12 @@ class Engine:
         topic = self.catalog.find(name)
         if topic is None:
             names.check_topic_name(name)
-            topic = self.catalog.create(name, config.resolve(name, given), partition_count or 1, kafka_configs)
+            names.check_placement(placement)
+            topic = self.catalog.create(
+                name, config.resolve(name, given), partition_count or 1, kafka_configs, placement
+            )
             return _put_reply(topic, created=True), topic.visible_after
+        checks.check_placement(topic.name, topic.identity, placement)
         resolved = config.resolve(name, given, topic.config)
         if self.topic_catalog.routes_of_topic(topic.number):
             check_target(topic, resolved)
@@ -320,6 +329,7 @@ class Engine:
         """Remove the topic, its rows and its routers. See TopicsApi.delete_topic."""
         topic = self.catalog.find(name)
         if topic is None:
+            self.catalog.redirects.check(name)
             return DeleteTopicReply(topic=name, deleted=False, routers_removed=[]), 0
         if if_empty:
             now = self._clock.now_ms()
@@ -556,6 +566,7 @@ class Engine:
 
     def _stage_for(self, request: AppendRequest, tx: Transaction) -> Topic:
         """Stage the creation of the topic that the request writes to."""
+        self.catalog.redirects.check(request.topic)
         given = request.config or ConfigInput()
         create = request.create
         if create is None:

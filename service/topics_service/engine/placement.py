@@ -12,6 +12,8 @@ from msgspec import Struct
 
 SQL_SHARD = 0
 """The shard of tables, of the topics that SQL creates, and of users."""
+SQL_PLACEMENT = "sql"
+"""The placement group of tables, unless their namespace has another."""
 
 
 @lru_cache(maxsize=65536)
@@ -23,6 +25,11 @@ def home_of(name: str, count: int) -> int:
 def shard_of(name: str, partition: int, count: int) -> int:
     """The shard of a topic's partition among `count`."""
     return (home_of(name, count) + partition) % count
+
+
+def shard_of_placement(placement: str, count: int) -> int:
+    """The shard of a placement group among `count`: that of tables is known to all."""
+    return SQL_SHARD if placement == SQL_PLACEMENT else home_of(placement, count)
 
 
 class Place(Struct, frozen=True):
@@ -38,3 +45,7 @@ class Place(Struct, frozen=True):
     def has(self, name: str, partition: int) -> bool:
         """Return whether the partition of a topic that was not placed by its creator is here."""
         return self.count == 1 or shard_of(name, partition, self.count) == self.shard
+
+
+SINGLE = Place()
+"""The place of the only engine of a server."""

@@ -27,6 +27,7 @@ class TopicRow(Struct, kw_only=True, array_like=True):
     log_ids: list[int]
     created_ts: int
     kafka_configs: dict[str, str] = {}
+    placement: str = ""
 
     def encode(self) -> bytes:
         """The stored form."""
@@ -108,7 +109,12 @@ class Topic:
     def _identify(self, row: TopicRow) -> None:
         self._row, self.config = row, row.config
         self.identity = Identity(
-            topic_id=row.topic_id, slug=row.slug, rrl=row.rrl, epoch=self.number, partition_count=len(row.log_ids)
+            topic_id=row.topic_id,
+            slug=row.slug,
+            rrl=row.rrl,
+            epoch=self.number,
+            partition_count=len(row.log_ids),
+            placement=row.placement,
         )
 
     if not TYPE_CHECKING:  # mypy would allow any attribute
