@@ -22,6 +22,9 @@ CALLS: Final = (
     TopicsApi.locate,
     TopicsApi.delete_records,
     QueuesApi.claim,
+    QueuesApi.hand_over,
+    QueuesApi.push,
+    QueuesApi.stop_work,
     QueuesApi.ack,
     QueuesApi.nack,
     QueuesApi.extend,
@@ -46,3 +49,23 @@ CALLS: Final = (
     ConsumeApi.ack,
     SqlApi.execute,
 )
+
+READS: Final = frozenset(
+    {
+        TopicsApi.get_topic,
+        TopicsApi.list_topics,
+        TopicsApi.diff,
+        TopicsApi.bulk,
+        TopicsApi.news,
+        TopicsApi.locate,
+        QueuesApi.jobs,
+        RoutersApi.get,
+        RoutersApi.page,
+        GroupsApi.page,
+        GroupsApi.get,
+        GroupsApi.consume,
+        GroupsApi.positions,
+        ConsumeApi.consume,
+    }
+)
+"""Those that change nothing: one that was lost with its connection is made again."""

@@ -31,6 +31,7 @@ from topics_service.engine.model import (
 from topics_service.engine.names import check_placement, check_topic_name
 from topics_shards.health import Health
 from topics_shards.locating import Located
+from topics_shards.queues import ShardedQueues
 
 
 class ShardedTopics:
@@ -53,6 +54,7 @@ class ShardedTopics:
         self.draining = False
         self._located = located
         self._waiting: set[Settable] = set()
+        self.queues = ShardedQueues(located, lambda principal: self.watches.connection(principal))
 
     async def put_topic(
         self,
