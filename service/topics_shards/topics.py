@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from topics_service.api.access.auth import Principal
-from topics_service.api.interfaces import Consumers, Groups, Queues, Routers, Sql, Watches
+from topics_service.api.interfaces import Consumers, Groups, Queues, Routers, Sql
 from topics_service.api.metrics.collector import Metrics
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.topics import Settable, Submitted, TopicsApi
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import (
     AppendReply,
@@ -28,6 +29,7 @@ from topics_service.engine.model import (
 )
 from topics_shards.locating import Located
 from topics_shards.queues import ShardedQueues
+from topics_shards.watches import ShardedWatches
 
 
 class ShardedTopics:
@@ -36,7 +38,6 @@ class ShardedTopics:
     routers: Routers
     groups: Groups
     queues: Queues
-    watches: Watches
     consumers: Consumers
     sql: Sql | None
 
@@ -47,6 +48,7 @@ class ShardedTopics:
         self.draining = False
         self._located = located
         self._waiting: set[Settable] = set()
+        self.watches = ShardedWatches(located, self._admit, metrics.watch)
         self.queues = ShardedQueues(located, lambda principal: self.watches.connection(principal))
 
     async def put_topic(
@@ -140,6 +142,13 @@ class ShardedTopics:
         self.draining = True
         for woken in self._waiting:
             woken.set()
+        self.watches.drain()
+
+    def _admit(self) -> Limits:
+        """Return the limits. Raises `shutting_down` while the server drains."""
+        if self.draining:
+            raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
+        return self.limits
 
     def ready(self) -> ReadyState:
         """See TopicsApi."""
