@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from topics_service.api.access.auth import Principal
 from topics_service.api.interfaces import Consumers, Groups, Queues, Routers, Sql
-from topics_service.api.metrics.collector import Metrics
+from topics_service.api.metrics.collector import Counters
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.topics import Settable, Submitted, TopicsApi
@@ -27,6 +29,8 @@ from topics_service.engine.model import (
     ReadyState,
     TopicState,
 )
+from topics_service.engine.names import check_placement, check_topic_name
+from topics_shards.health import Health
 from topics_shards.locating import Located
 from topics_shards.queues import ShardedQueues
 from topics_shards.watches import ShardedWatches
@@ -39,10 +43,13 @@ class ShardedTopics:
     groups: Groups
     queues: Queues
     consumers: Consumers
-    sql: Sql | None
+    sql: Sql | None = None
 
-    def __init__(self, located: Located, limits: Limits, metrics: Metrics, observers: Observers) -> None:
+    def __init__(
+        self, located: Located, limits: Limits, metrics: Counters, observers: Observers, health: Health
+    ) -> None:
         self.limits = limits
+        self.health = health
         self.metrics = metrics
         self.observers = observers
         self.draining = False
@@ -59,8 +66,11 @@ class ShardedTopics:
         principal: Principal,
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
     ) -> PutTopicReply:
         """See TopicsApi."""
+        if placement:
+            return await self._put_placed(name, config, principal, partition_count, kafka_configs, placement)
         return await self._located.call(
             name,
             0,
@@ -71,6 +81,30 @@ class ShardedTopics:
             partition_count=partition_count,
             kafka_configs=kafka_configs,
         )
+
+    async def _put_placed(
+        self,
+        name: str,
+        config: ConfigInput,
+        principal: Principal,
+        partition_count: int | None,
+        kafka_configs: dict[str, str] | None,
+        placement: str,
+    ) -> PutTopicReply:
+        """Create or configure a topic in the shard of its placement group."""
+        check_topic_name(name)
+        check_placement(placement)
+        async with self._located.placed(name, placement) as shard:
+            return await self._located.shards.call(
+                shard,
+                TopicsApi.put_topic,
+                name,
+                config,
+                principal=principal,
+                partition_count=partition_count,
+                kafka_configs=kafka_configs,
+                placement=placement,
+            )
 
     async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
         """See TopicsApi."""
@@ -116,9 +150,9 @@ class ShardedTopics:
         """See TopicsApi."""
         return await self._located.call(request.topic, request.partition, TopicsApi.bulk, request)
 
-    async def news(self, topic: str, partition: int = 0) -> None:
+    async def news(self, topic: str, partition: int = 0, after: int | None = None) -> None:
         """See TopicsApi."""
-        await self._located.call(topic, partition, TopicsApi.news, topic, partition)
+        await self._located.call(topic, partition, TopicsApi.news, topic, partition, after)
 
     async def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:
         """See TopicsApi."""
@@ -151,9 +185,10 @@ class ShardedTopics:
         return self.limits
 
     def ready(self) -> ReadyState:
-        """See TopicsApi."""
-        raise NotImplementedError
+        """See TopicsApi. The server is ready when all shards are."""
+        state = self.health.ready()
+        return replace(state, ready=False, reason="shutting_down") if self.draining else state
 
     def shortage(self) -> Shortage | None:
         """See TopicsApi."""
-        raise NotImplementedError
+        return self.health.shortage()

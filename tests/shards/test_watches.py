@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from shards.far import FarShards, names
 from shards.world import ShardsWorld, open_shards
+from topics_shards.health import LocalHealth
 from topics_shards.locating import Located
 from topics_shards.topics import ShardedTopics
 
@@ -44,7 +45,8 @@ class World:
         self.shards = FarShards(dict(world.shards.local), far)
         self.engines = world.engines
         self.metrics = Metrics(world.engines[0], CommitStatistics())
-        self.api = ShardedTopics(Located(self.shards), world.engines[0].limits, self.metrics, NO_OBSERVERS)
+        health = LocalHealth([shard.api for shard in world.shards.local.values()])
+        self.api = ShardedTopics(Located(self.shards), world.engines[0].limits, self.metrics, NO_OBSERVERS, health)
         self.writer = world.api
 
     async def put(self, *topics: str, **config: Any) -> None:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from topics_shards.health import LocalHealth
 from topics_shards.locating import Located
 from topics_shards.shards import LocalShards, Shard
 from topics_shards.sql import ShardedSql, SqlPlacements
@@ -17,8 +18,10 @@ from topics_service.api.observers import NO_OBSERVERS
 from topics_service.api.scheduling.commit import CommitStatistics, GroupCommit
 from topics_service.api.sql.requests import SqlRequest
 from topics_service.api.topics import TopicsApi
+from topics_service.engine.catalog import keep_logs_apart
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
+from topics_service.engine.placement import Place
 from topics_service.storage.memory import MemoryStore
 from topics_sql.reader import Reader
 
@@ -28,17 +31,19 @@ class ShardsWorld:
 
     def __init__(self, engines: list[Engine], commits: list[GroupCommit]) -> None:
         apis = [TopicsApi(engine, commit) for engine, commit in zip(engines, commits, strict=True)]
-        self.engines = engines
+        self.engines, self.apis = engines, apis
         self.clock = SystemClock()
         users = Users()
         sqls = [api.serve_sql(Reader(), users, Passwords(users)) for api in apis]
         self.shards = LocalShards({number: Shard(api) for number, api in enumerate(apis)})
-        located = Located(self.shards)
+        self.located = located = Located(self.shards)
         for sql in sqls:
             sql.placements = SqlPlacements(located)
-        self.located = located
+        for api in apis:
+            api.parts.connect(self.shards)
+            api.parts.resume()
         metrics = Metrics(engines[0], CommitStatistics())
-        self.api = ShardedTopics(located, engines[0].limits, metrics, NO_OBSERVERS)
+        self.api = ShardedTopics(located, engines[0].limits, metrics, NO_OBSERVERS, LocalHealth(apis))
         self._sql = ShardedSql(located, apis[0].consumers)
 
     async def sql(self, text: str, *params: Any) -> list[list[Any]]:
@@ -52,7 +57,10 @@ class ShardsWorld:
 @asynccontextmanager
 async def open_shards(count: int = 3) -> AsyncIterator[ShardsWorld]:
     """Shards on memory stores."""
-    engines = [Engine(MemoryStore(), SystemClock()) for _ in range(count)]
+    stores = [MemoryStore() for _ in range(count)]
+    for shard, store in enumerate(stores):
+        keep_logs_apart(store, shard)
+    engines = [Engine(store, SystemClock(), place=Place(shard, count)) for shard, store in enumerate(stores)]
     commits = [GroupCommit.for_engine(engine) for engine in engines]
     try:
         yield ShardsWorld(engines, commits)
