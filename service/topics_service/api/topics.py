@@ -426,11 +426,16 @@ class TopicsApi:
         await self.expiry_durable(request.topic)
         return page
 
-    async def news(self, topic: str, partition: int = 0) -> None:
-        """Return when records of the partition become visible, when it is deleted, or when the server drains."""
+    async def news(self, topic: str, partition: int = 0, after: int | None = None) -> None:
+        """Return when records of the partition become visible, when it is deleted, or when the server drains.
+
+        Returns at once if there are visible records `after` a seq, which came between the caller's read and this call.
+        """
         woken = asyncio.Event()
         park = self._engine.park(topic, woken.set, partition)
         try:
+            if after is not None and self._engine.get_topic(topic, touch=False, partition=partition).head_seq > after:
+                return
             with self.notify_on_drain(woken):
                 await woken.wait()
         finally:
