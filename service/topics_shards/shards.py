@@ -6,8 +6,11 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from topics_service.api.groups import GroupsApi
+from topics_service.api.parts import PartsApi
+from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
+from topics_service.api.running import LostCallError as LostCallError  # for importers of both
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
@@ -27,10 +30,12 @@ class Shard:
         self.api = api
         self.objects: dict[str, object] = {
             TopicsApi.__name__: api,
+            PartsApi.__name__: api.parts,
             QueuesApi.__name__: api.queues,
             RoutersApi.__name__: api.routers,
             GroupsApi.__name__: api.groups,
             ConsumeApi.__name__: api.consumers,
+            PlacementsApi.__name__: api.placements,
         }
         if api.sql is not None:
             self.objects[SqlApi.__name__] = api.sql
@@ -68,10 +73,6 @@ class Shards(ABC):
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self.call(shard, method, *args, **kwargs)) for shard in range(self.count)]
         return [task.result() for task in tasks]
-
-
-class LostCallError(Exception):
-    """A call may have had its effect or not: who ran it is gone."""
 
 
 class LocalShards(Shards):

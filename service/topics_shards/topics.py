@@ -26,6 +26,7 @@ from topics_service.engine.model import (
     ReadyState,
     TopicState,
 )
+from topics_service.engine.names import check_placement, check_topic_name
 from topics_shards.locating import Located
 from topics_shards.queues import ShardedQueues
 
@@ -57,8 +58,11 @@ class ShardedTopics:
         principal: Principal,
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
     ) -> PutTopicReply:
         """See TopicsApi."""
+        if placement:
+            return await self._put_placed(name, config, principal, partition_count, kafka_configs, placement)
         return await self._located.call(
             name,
             0,
@@ -70,6 +74,30 @@ class ShardedTopics:
             kafka_configs=kafka_configs,
         )
 
+    async def _put_placed(
+        self,
+        name: str,
+        config: ConfigInput,
+        principal: Principal,
+        partition_count: int | None,
+        kafka_configs: dict[str, str] | None,
+        placement: str,
+    ) -> PutTopicReply:
+        """Create or configure a topic in the shard of its placement group."""
+        check_topic_name(name)
+        check_placement(placement)
+        async with self._located.placed(name, placement) as shard:
+            return await self._located.shards.call(
+                shard,
+                TopicsApi.put_topic,
+                name,
+                config,
+                principal=principal,
+                partition_count=partition_count,
+                kafka_configs=kafka_configs,
+                placement=placement,
+            )
+
     async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
         """See TopicsApi."""
         return await self._located.call(name, partition, TopicsApi.get_topic, name, touch=touch, partition=partition)
@@ -80,7 +108,9 @@ class ShardedTopics:
 
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
         """See TopicsApi."""
-        return await self._located.call(name, 0, TopicsApi.delete_topic, name, if_empty=if_empty)
+        reply = await self._located.call(name, 0, TopicsApi.delete_topic, name, if_empty=if_empty)
+        await self._located.release(name)
+        return reply
 
     async def append(self, request: AppendRequest, *, principal: Principal) -> AppendReply:
         """See TopicsApi."""
