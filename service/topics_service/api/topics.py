@@ -110,7 +110,7 @@ class TopicsApi:
         self.watches = WatchApi(
             EngineSource(self._admit), engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
         )
-        self.routers = RoutersApi(self._admit, self._settle, observers)
+        self.routers = RoutersApi(self._admit, self._settle, self.news, observers)
         self.groups = GroupsApi(self._admit, self._settle, self.diff, observers)
         self.consumers = ConsumeApi(
             self._admit, self._settle, self.routers.forwarded, self.expiry_durable, self.notify_on_drain, observers
