@@ -3,6 +3,7 @@
 from typing import Final
 
 from topics_service.api.groups import GroupsApi
+from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
@@ -21,7 +22,15 @@ CALLS: Final = (
     TopicsApi.news,
     TopicsApi.locate,
     TopicsApi.delete_records,
+    PartsApi.describe,
+    PartsApi.extend,
+    PartsApi.adopt,
+    PartsApi.drop,
+    PartsApi.extents,
     QueuesApi.claim,
+    QueuesApi.hand_over,
+    QueuesApi.push,
+    QueuesApi.stop_work,
     QueuesApi.ack,
     QueuesApi.nack,
     QueuesApi.extend,
@@ -46,3 +55,23 @@ CALLS: Final = (
     ConsumeApi.ack,
     SqlApi.execute,
 )
+
+READS: Final = frozenset(
+    {
+        TopicsApi.get_topic,
+        TopicsApi.list_topics,
+        TopicsApi.diff,
+        TopicsApi.bulk,
+        TopicsApi.news,
+        TopicsApi.locate,
+        QueuesApi.jobs,
+        RoutersApi.get,
+        RoutersApi.page,
+        GroupsApi.page,
+        GroupsApi.get,
+        GroupsApi.consume,
+        GroupsApi.positions,
+        ConsumeApi.consume,
+    }
+)
+"""Those that change nothing: one that was lost with its connection is made again."""

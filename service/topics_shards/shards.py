@@ -2,13 +2,15 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from topics_service.api.groups import GroupsApi
+from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
+from topics_service.api.running import LostCallError as LostCallError  # for importers of both
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
@@ -17,7 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Method = Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]
 """A method of one of the classes that a Shard has an object of, such as `TopicsApi.append`."""
-StreamMethod = Callable[Concatenate[Any, P], AsyncIterator[R]]
+StreamMethod = Callable[Concatenate[Any, P], AsyncGenerator[R, None]]
 """One that is an asynchronous generator."""
 
 
@@ -28,6 +30,7 @@ class Shard:
         self.api = api
         self.objects: dict[str, object] = {
             TopicsApi.__name__: api,
+            PartsApi.__name__: api.parts,
             QueuesApi.__name__: api.queues,
             RoutersApi.__name__: api.routers,
             GroupsApi.__name__: api.groups,
@@ -46,6 +49,8 @@ class Shards(ABC):
     """All shards of a server, wherever they are. Belongs to the event loop."""
 
     count: int
+    local: Mapping[int, Shard]
+    """Those of this process."""
 
     @abstractmethod
     async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -55,7 +60,9 @@ class Shards(ABC):
         """
 
     @abstractmethod
-    def stream(self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
+    def stream(
+        self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[R, None]:
         """Run a generator on a shard, item by item as the caller asks for them; closing it ends it there.
 
         Raises as `call` does, at the first item or later.
@@ -66,10 +73,6 @@ class Shards(ABC):
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self.call(shard, method, *args, **kwargs)) for shard in range(self.count)]
         return [task.result() for task in tasks]
-
-
-class LostCallError(Exception):
-    """A call may have had its effect or not: who ran it is gone."""
 
 
 class LocalShards(Shards):
@@ -83,6 +86,8 @@ class LocalShards(Shards):
         """See Shards."""
         return await method(self.local[shard].of(method), *args, **kwargs)
 
-    def stream(self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
+    def stream(
+        self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[R, None]:
         """See Shards."""
         return method(self.local[shard].of(method), *args, **kwargs)

@@ -26,7 +26,9 @@ from topics_service.engine.model import (
     ReadyState,
     TopicState,
 )
+from topics_service.engine.names import check_placement, check_topic_name
 from topics_shards.locating import Located
+from topics_shards.queues import ShardedQueues
 
 
 class ShardedTopics:
@@ -46,6 +48,7 @@ class ShardedTopics:
         self.draining = False
         self._located = located
         self._waiting: set[Settable] = set()
+        self.queues = ShardedQueues(located, lambda principal: self.watches.connection(principal))
 
     async def put_topic(
         self,
@@ -55,8 +58,11 @@ class ShardedTopics:
         principal: Principal,
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
     ) -> PutTopicReply:
         """See TopicsApi."""
+        if placement:
+            return await self._put_placed(name, config, principal, partition_count, kafka_configs, placement)
         return await self._located.call(
             name,
             0,
@@ -67,6 +73,30 @@ class ShardedTopics:
             partition_count=partition_count,
             kafka_configs=kafka_configs,
         )
+
+    async def _put_placed(
+        self,
+        name: str,
+        config: ConfigInput,
+        principal: Principal,
+        partition_count: int | None,
+        kafka_configs: dict[str, str] | None,
+        placement: str,
+    ) -> PutTopicReply:
+        """Create or configure a topic in the shard of its placement group."""
+        check_topic_name(name)
+        check_placement(placement)
+        async with self._located.placed(name, placement) as shard:
+            return await self._located.shards.call(
+                shard,
+                TopicsApi.put_topic,
+                name,
+                config,
+                principal=principal,
+                partition_count=partition_count,
+                kafka_configs=kafka_configs,
+                placement=placement,
+            )
 
     async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
         """See TopicsApi."""

@@ -19,6 +19,7 @@ from topics_service.api.sql.requests import SqlRequest
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
+from topics_service.engine.placement import Place
 from topics_service.storage.memory import MemoryStore
 from topics_sql.reader import Reader
 
@@ -28,15 +29,17 @@ class ShardsWorld:
 
     def __init__(self, engines: list[Engine], commits: list[GroupCommit]) -> None:
         apis = [TopicsApi(engine, commit) for engine, commit in zip(engines, commits, strict=True)]
-        self.engines = engines
+        self.engines, self.apis = engines, apis
         self.clock = SystemClock()
         users = Users()
         sqls = [api.serve_sql(Reader(), users, Passwords(users)) for api in apis]
         self.shards = LocalShards({number: Shard(api) for number, api in enumerate(apis)})
-        located = Located(self.shards)
+        self.located = located = Located(self.shards)
         for sql in sqls:
             sql.placements = SqlPlacements(located)
-        self.located = located
+        for api in apis:
+            api.parts.connect(self.shards)
+            api.parts.resume()
         metrics = Metrics(engines[0], CommitStatistics())
         self.api = ShardedTopics(located, engines[0].limits, metrics, NO_OBSERVERS)
         self._sql = ShardedSql(located, apis[0].consumers)
@@ -52,7 +55,7 @@ class ShardsWorld:
 @asynccontextmanager
 async def open_shards(count: int = 3) -> AsyncIterator[ShardsWorld]:
     """Shards on memory stores."""
-    engines = [Engine(MemoryStore(), SystemClock()) for _ in range(count)]
+    engines = [Engine(MemoryStore(), SystemClock(), place=Place(shard, count)) for shard in range(count)]
     commits = [GroupCommit.for_engine(engine) for engine in engines]
     try:
         yield ShardsWorld(engines, commits)
