@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from itertools import count
 
-from topics_shards.shards import LocalShards, LostCallError, Method, P, R, Shard, StreamMethod
-
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.placement import home_of
+from topics_shards.shards import LocalShards, LostCallError, Method, P, R, Shard, StreamMethod
 
 
 class FarShards(LocalShards):

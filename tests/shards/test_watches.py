@@ -11,9 +11,6 @@ import pytest
 from msgspec.structs import replace
 from shards.far import FarShards, names
 from shards.world import ShardsWorld, open_shards
-from topics_shards.health import LocalHealth
-from topics_shards.locating import Located
-from topics_shards.topics import ShardedTopics
 
 from support.waiting import until
 from support.watching import quiet, seqs, tell, watch
@@ -33,6 +30,9 @@ from topics_service.engine.watch.frames import (
     TopicDeletedFrame,
     WatchRequest,
 )
+from topics_shards.health import LocalHealth
+from topics_shards.locating import Located
+from topics_shards.topics import ShardedTopics
 
 A, B, C = (next(iter(names(shard))) for shard in range(3))
 """One topic of each shard."""
