@@ -9,6 +9,7 @@ from topics_service.api.routers import RoutersApi
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
+from topics_shards.process import ProcessApi
 
 CALLS: Final = (
     TopicsApi.put_topic,
@@ -48,6 +49,9 @@ CALLS: Final = (
     ConsumeApi.consume,
     ConsumeApi.ack,
     SqlApi.execute,
+    ProcessApi.report,
+    ProcessApi.stored_users,
+    ProcessApi.replace_users,
 )
 
 READS: Final = frozenset(
@@ -66,6 +70,9 @@ READS: Final = frozenset(
         GroupsApi.consume,
         GroupsApi.positions,
         ConsumeApi.consume,
+        ProcessApi.report,
+        ProcessApi.stored_users,
+        ProcessApi.replace_users,  # as often as it may be
     }
 )
 """Those that change nothing: one that was lost with its connection is made again."""
