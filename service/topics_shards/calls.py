@@ -3,6 +3,7 @@
 from typing import Final
 
 from topics_service.api.groups import GroupsApi
+from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
@@ -22,6 +23,11 @@ CALLS: Final = (
     TopicsApi.news,
     TopicsApi.locate,
     TopicsApi.delete_records,
+    PartsApi.describe,
+    PartsApi.extend,
+    PartsApi.adopt,
+    PartsApi.drop,
+    PartsApi.extents,
     QueuesApi.claim,
     QueuesApi.hand_over,
     QueuesApi.push,

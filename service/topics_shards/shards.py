@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from topics_service.api.groups import GroupsApi
+from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
@@ -29,6 +30,7 @@ class Shard:
         self.api = api
         self.objects: dict[str, object] = {
             TopicsApi.__name__: api,
+            PartsApi.__name__: api.parts,
             QueuesApi.__name__: api.queues,
             RoutersApi.__name__: api.routers,
             GroupsApi.__name__: api.groups,

@@ -30,15 +30,17 @@ class ShardsWorld:
 
     def __init__(self, engines: list[Engine], commits: list[GroupCommit]) -> None:
         apis = [TopicsApi(engine, commit) for engine, commit in zip(engines, commits, strict=True)]
-        self.engines = engines
+        self.engines, self.apis = engines, apis
         self.clock = SystemClock()
         users = Users()
         sqls = [api.serve_sql(Reader(), users, Passwords(users)) for api in apis]
         self.shards = LocalShards({number: Shard(api) for number, api in enumerate(apis)})
-        located = Located(self.shards)
+        self.located = located = Located(self.shards)
         for sql in sqls:
             sql.placements = SqlPlacements(located)
-        self.located = located
+        for api in apis:
+            api.parts.connect(self.shards)
+            api.parts.resume()
         metrics = Metrics(engines[0], CommitStatistics())
         self.api = ShardedTopics(located, engines[0].limits, metrics, NO_OBSERVERS, LocalHealth(apis))
         self._sql = ShardedSql(located, apis[0].consumers)

@@ -64,6 +64,7 @@ class Composition:
         self.api = ShardedTopics(located, resources.settings.limits, metrics, observers, self.health)
         self.api.sql = ShardedSql(located, apis[0].consumers)
         for api in apis:
+            api.parts.connect(self._shards)
             if api.sql is not None:
                 api.sql.placements = SqlPlacements(located)
                 if share is not None:
@@ -85,7 +86,7 @@ class Composition:
     async def open(self) -> None:
         """Take calls of the other processes from now on. Raises OSError."""
         if self._server is not None and self._share is not None:
-            await self._server.start(self._share.socket_of(self._share.process))
+            await self._server.listen(self._share.socket_of(self._share.process))
 
     def drain(self) -> None:
         """Stop taking calls, and end the waits of those under way."""
@@ -96,6 +97,8 @@ class Composition:
 
     async def close(self) -> None:
         """End the calls between processes, when none of them has any of clients."""
+        for core in self.cores.values():
+            core.api.parts.stop()
         if self._server is not None:
             await self._server.drain(_RETRY_SECONDS)
         for channel in self._channels.values():

@@ -146,6 +146,8 @@ class ShardedServer(Serving):
                 await maintenance.recover(core.engine, self._stop)
                 core.recovered()
             core.api.metrics.recovery_seconds = time.monotonic() - began
+            if core.engine.recovered >= 1:
+                core.api.parts.resume()
         served.health.write()
         self._background += [
             asyncio.create_task(_show_health(served, listeners)),

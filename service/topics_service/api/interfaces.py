@@ -172,15 +172,11 @@ class Watches(Protocol):
         """Look up the resume cursors of a token of the caller's key; None if it has expired."""
         ...
 
-    def open(
-        self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None
-    ) -> AbstractContextManager[WatchStream]:
+    async def open(self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None) -> WatchStream:
         """Open a stream of a session, which resumes where the last one ended (docs/contract.md, 8.3)."""
         ...
 
-    def stream(
-        self, request: WatchRequest, *, principal: Principal, slot: bool = True
-    ) -> AbstractContextManager[WatchStream]:
+    async def stream(self, request: WatchRequest, *, principal: Principal, slot: bool = True) -> WatchStream:
         """Open a stream without a session. With `slot` it takes a connection slot."""
         ...
 

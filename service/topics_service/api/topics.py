@@ -19,6 +19,7 @@ from topics_service.api.groups import GroupsApi
 from topics_service.api.membership import MembershipApi
 from topics_service.api.metrics.collector import Metrics, MetricsSources
 from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
+from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
@@ -30,7 +31,7 @@ from topics_service.api.sql.executor import SqlApi
 from topics_service.api.sql.reader import SqlReader
 from topics_service.api.sql.system import SettingLine, SystemTables
 from topics_service.api.sql.users import UserStatements
-from topics_service.api.watch import WatchApi, WatchCaps
+from topics_service.api.watch import EngineSource, WatchApi, WatchCaps
 from topics_service.engine import cluster
 from topics_service.engine.batches import BatchReply, BatchRequest, FetchReply, FetchRequest
 from topics_service.engine.engine import Engine, Parked
@@ -103,16 +104,17 @@ class TopicsApi:
         self._waiting: set[Settable] = set()
         self._batcher = WriteBatcher(self._append_batched, _MAX_BATCHED)
         self._membership: MembershipApi | None = None
+        self.placements = PlacementsApi(self._admit, self._settle)
+        self.parts = PartsApi(engine, self._admit, self._settle)
         self.metrics = Metrics(engine, commit.statistics, metrics_sources, lambda: self.watches.lag())
         self.watches = WatchApi(
-            self._admit, engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
+            EngineSource(self._admit), engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
         )
         self.routers = RoutersApi(self._admit, self._settle, observers)
         self.groups = GroupsApi(self._admit, self._settle, self.diff, observers)
         self.consumers = ConsumeApi(
             self._admit, self._settle, self.routers.forwarded, self.expiry_durable, self.notify_on_drain, observers
         )
-        self.placements = PlacementsApi(self._admit, self._settle)
         self.sql: SqlApi | None = None
         self.queues = QueuesApi(
             self._admit, self._settle, self.watches.connection, self.routers.forwarded, observers=observers
@@ -190,6 +192,9 @@ class TopicsApi:
         with self.observers("topic.put", facts, principal):
             engine = self._admit()
             check_put(principal, config)
+            if engine.parts.pending:
+                await self.parts.free(name)
+                engine = self._admit()
             with self.observers("topics.topic.put", {"topic": name}) as applied:
                 try:
                     reply, ticket = engine.put_topic(name, config, partition_count, kafka_configs, placement=placement)
@@ -201,6 +206,8 @@ class TopicsApi:
                 applied["partition_count"] = reply.identity.partition_count
                 applied["topics.created"] = reply.created
             await self._settle(ticket)
+            if engine.parts.pending:
+                await self.parts.finish(name)
             facts["created"] = reply.created
         return reply
 
@@ -222,17 +229,26 @@ class TopicsApi:
         return page
 
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
-        """Remove a topic and everything in it, irreversibly and durably (docs/contract.md, 3.6)."""
+        """Remove a topic and everything in it, irreversibly and durably (docs/contract.md, 3.6).
+
+        Over several shards, records that are written elsewhere at the same moment may escape `if_empty`.
+        """
         facts: Facts = {"topic": name, "if_empty": if_empty}
         with self.observers("topic.delete", facts):
             try:
-                engine = self._admit()
+                engine, elsewhere = self._admit(), 0
+                if engine.parts.place.count > 1:
+                    await self.parts.free(name)
+                    elsewhere = await self.parts.count_elsewhere(name) if if_empty else 0
+                    engine = self._admit()
                 with self.observers("rafka.broker.topic.delete", {"topic": name}):
-                    reply, ticket = engine.delete_topic(name, if_empty=if_empty)
+                    reply, ticket = engine.delete_topic(name, if_empty=if_empty, elsewhere=elsewhere)
             except TopicsError:
                 await self.expiry_durable(name)
                 raise
             await self._settle(ticket)
+            if engine.parts.pending:
+                reply.routers_removed = sorted({*reply.routers_removed, *await self.parts.finish(name)})
             facts |= {"deleted": reply.deleted, "routers_removed": reply.routers_removed}
         return reply
 
@@ -472,6 +488,7 @@ class TopicsApi:
     def drain(self) -> None:
         """Stop taking calls (they get `shutting_down`) and end the waits of those under way."""
         self._engine.draining = True
+        self.parts.stop()
         self.queues.drain()
         for woken in self._waiting:
             woken.set()

@@ -9,10 +9,9 @@ from msgspec.structs import replace
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.watch_journal import Journals
-from topics_service.api.watch_stream import INSTANCE, WatchStream
+from topics_service.api.watch_stream import INSTANCE, Watch, WatchStream
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.names import is_topic_name
-from topics_service.engine.watch.core import Watch
 from topics_service.engine.watch.frames import Position, WatchRequest
 from topics_service.statistics import WatchStatistics
 

@@ -115,10 +115,10 @@ class Routers:
         if not request.create_dest and catalog.find(given.dest) is None:
             raise topic_not_found(given.dest)
         for name in (given.source, given.dest):
-            if (end := catalog.find(name)) is not None and len(end.logs) > 1:
+            if (end := catalog.find(name)) is not None and end.partition_count > 1:
                 raise invalid(
-                    f'"{name}" has {len(end.logs)} partitions: an end of a router has one',
-                    {"topic": name, "partition_count": len(end.logs)},
+                    f'"{name}" has {end.partition_count} partitions: an end of a router has one',
+                    {"topic": name, "partition_count": end.partition_count},
                 )
         for other in self._to.get(given.dest, {}).values():
             if other.name != request.router and other.config.source != given.source:

@@ -120,7 +120,7 @@ class Scope:
             if key in self._request.topics or key.startswith(self.prefixes):
                 name, partition = parse_topic_partition(key)
                 topic = catalog.find(name)
-                if topic is None or catalog.unsynced(topic) or partition >= len(topic.logs):
+                if topic is None or catalog.unsynced(topic) or topic.find_log(partition) is None:
                     self.departed[key] = head
                 else:
                     self.topics[key] = topic
