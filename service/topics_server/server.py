@@ -172,6 +172,7 @@ class Server(Serving):
         with core.api.observers("topics.recovery", {}):
             await maintenance.recover(core.engine, self._stop)
             core.recovered()
+        maintenance.log_ready(core.engine)
         core.api.metrics.recovery_seconds = time.monotonic() - began
         listeners.grpc.set_serving(core.engine.ready().ready)
         if not self._stop.is_set():

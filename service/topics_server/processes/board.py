@@ -25,7 +25,7 @@ class Board:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._values = memoryview(mmap.mmap(-1, count * _FIELDS * 8)).cast("q")
+        self._values = memoryview(mmap.mmap(-1, (count or 1) * _FIELDS * 8)).cast("q")
 
     def write(self, shard: int, api: TopicsApi) -> None:
         """Write the figures of a shard of this process."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from topics_service.storage.holding import Hold
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
 
+_AT_ONCE: Final = 8  # stores that are opened or closed
 _MIN_TABLES: Final = 32  # that a store may keep open
 _OTHERS_SECONDS: Final = 2.0  # beyond the drain, for the other processes to be done as well
 _HEALTH_SECONDS: Final = 0.1
@@ -94,9 +96,16 @@ class ShardedServer(Serving):
             resources = Resources.open(settings, opens_store=False, shares_ports=self._share is not None)
             stack.callback(resources.close, is_sound=True)
             tables = max(_MIN_TABLES, resources.tables // len(shards))
-            for shard in shards:
-                self._stores[shard] = store = open_store(self._of_shard(resources, shard).settings, tables)
-                stack.callback(_close, store)
+            paths = [self._of_shard(resources, shard).settings for shard in shards]
+            stack.callback(self._close_stores)
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                opening = [pool.submit(open_store, each, tables) for each in paths]
+                wait(opening)
+                for shard, opened in zip(shards, opening, strict=True):
+                    if opened.exception() is None:
+                        self._stores[shard] = opened.result()
+            for opened in opening:
+                opened.result()
             self._resources = resources
             stack.pop_all()
 
@@ -148,6 +157,7 @@ class ShardedServer(Serving):
             core.api.metrics.recovery_seconds = time.monotonic() - began
             if core.engine.recovered >= 1:
                 core.api.parts.resume()
+        maintenance.log_ready(*(core.engine for core in cores.values()))
         served.health.write()
         self._background += [
             asyncio.create_task(_show_health(served, listeners)),
@@ -210,23 +220,33 @@ class ShardedServer(Serving):
         """Close the resources of `open` and log the outcome. Blocks."""
         if self._resources is None:
             return
-        unwritten: StoreError | None = None
-        cores = {} if self._served is None else self._served.cores
-        for shard, store in self._stores.items():
-            try:
-                if shard not in cores or cores[shard].is_sound:
-                    store.close()
-                else:
-                    store.abandon()
-            except StoreError as error:
-                unwritten = unwritten or error
-        self._stores = {}
+        unwritten = self._close_stores()
         self._resources.close(is_sound=True)
         self._resources = None
         if self._hold is not None:
             self._hold.release()
         if self._shutdown is not None:
             log_stopped(self._shutdown, unwritten)
+
+    def _close_stores(self) -> StoreError | None:
+        """Flush memory to disk and close the stores; return the error of one that could not be written."""
+        cores = {} if self._served is None else self._served.cores
+
+        def close(shard: int) -> StoreError | None:
+            store = self._stores[shard]
+            try:
+                if shard not in cores or cores[shard].is_sound:
+                    store.close()
+                else:
+                    store.abandon()
+            except StoreError as error:
+                return error
+            return None
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            errors = list(pool.map(close, self._stores))
+        self._stores = {}
+        return next((error for error in errors if error is not None), None)
 
 
 async def _show_health(served: Composition, listeners: Listeners) -> None:
@@ -239,8 +259,3 @@ async def _show_health(served: Composition, listeners: Listeners) -> None:
 
 def _unheard(_: bool) -> None:
     """Ignore the health of one shard: that of all counts."""
-
-
-def _close(store: RocksStore) -> None:
-    with contextlib.suppress(StoreError):
-        store.close()
