@@ -10,6 +10,7 @@ from topics_service.api.routers import RoutersApi
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
+from topics_service.api.watch import WatchApi
 from topics_shards.process import ProcessApi
 
 CALLS: Final = (
@@ -58,6 +59,8 @@ CALLS: Final = (
     ProcessApi.report,
     ProcessApi.stored_users,
     ProcessApi.replace_users,
+    WatchApi.follow,
+    WatchApi.unfollow,
 )
 
 READS: Final = frozenset(

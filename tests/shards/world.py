@@ -4,12 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from topics_shards.health import LocalHealth
-from topics_shards.locating import Located
-from topics_shards.shards import LocalShards, Shard
-from topics_shards.sql import ShardedSql, SqlPlacements
-from topics_shards.topics import ShardedTopics
-
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.access.passwords import Passwords
 from topics_service.api.access.users import Users
@@ -22,6 +16,11 @@ from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.placement import Place
 from topics_service.storage.memory import MemoryStore
+from topics_shards.health import LocalHealth
+from topics_shards.locating import Located
+from topics_shards.shards import LocalShards, Shard
+from topics_shards.sql import ShardedSql, SqlPlacements
+from topics_shards.topics import ShardedTopics
 from topics_sql.reader import Reader
 
 

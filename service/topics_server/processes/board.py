@@ -3,12 +3,11 @@
 import mmap
 from typing import Final
 
-from topics_shards.health import together
-
 from topics_server.core import Core
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.model import ReadyState
+from topics_shards.health import together
 
 _REASONS: Final = ("", "not_ready", "shutting_down", "read_only")
 _AWAY: Final = 0  # a row that nobody has written

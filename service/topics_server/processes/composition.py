@@ -6,15 +6,6 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from topics_shards.locating import Located
-from topics_shards.process import ProcessApi
-from topics_shards.remote import RemoteShards, remote_methods
-from topics_shards.shards import LocalShards, LostCallError, Shard, Shards
-from topics_shards.sql import ShardedSql, SqlPlacements
-from topics_shards.topics import ShardedTopics
-from topics_shards.wire.client import Channel
-from topics_shards.wire.server import ShardServer, unix
-
 from topics_server.core import Core, process_sources
 from topics_server.lag import LoopLag
 from topics_server.processes.board import Board, BoardHealth
@@ -28,6 +19,14 @@ from topics_service.api.metrics.merging import Report
 from topics_service.api.observers import Observers
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.placement import SQL_SHARD
+from topics_shards.locating import Located
+from topics_shards.process import ProcessApi
+from topics_shards.remote import RemoteShards, remote_methods
+from topics_shards.shards import LocalShards, LostCallError, Shard, Shards
+from topics_shards.sql import ShardedSql, SqlPlacements
+from topics_shards.topics import ShardedTopics
+from topics_shards.wire.client import Channel
+from topics_shards.wire.server import ShardServer, unix
 
 log = logging.getLogger("topics.processes")
 

@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, Final
 
-from topics_shards.topics import ShardedTopics
-
 from topics_server import maintenance
 from topics_server.core import Core
 from topics_server.lag import LoopLag
@@ -27,6 +25,7 @@ from topics_service.storage import shardfiles
 from topics_service.storage.holding import Hold
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
+from topics_shards.topics import ShardedTopics
 
 _AT_ONCE: Final = 8  # stores that are opened or closed
 _MIN_TABLES: Final = 32  # that a store may keep open

@@ -315,8 +315,11 @@ class Topics(Protocol):
         """One page of a long read and the topic's epoch; see `api.bulk`."""
         ...
 
-    async def news(self, topic: str, partition: int = 0) -> None:
-        """Return when records of the partition become visible, when it is deleted, or when the server drains."""
+    async def news(self, topic: str, partition: int = 0, after: int | None = None) -> None:
+        """Return when records of the partition become visible, when it is deleted, or when the server drains.
+
+        Returns at once if there are visible records `after` a seq.
+        """
         ...
 
     async def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:
