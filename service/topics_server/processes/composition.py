@@ -17,6 +17,7 @@ from topics_service.api.audit import AuditLog
 from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.metrics.merging import Report
 from topics_service.api.observers import Observers
+from topics_service.api.scheduling.pressure import Pressure
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.placement import SQL_SHARD
 from topics_shards.locating import Located
@@ -60,7 +61,19 @@ class Composition:
         observers = Observers(*resources.traces.observers, *(() if self.audit is None else (self.audit.observe,)))
         located = Located(self._shards)
         self.health = BoardHealth(share.board if share is not None else Board(len(cores)), cores)
-        self.api = ShardedTopics(located, resources.settings.limits, metrics, observers, self.health)
+        settings = resources.settings
+        pressure = Pressure(lag_ms=lambda: lag.sustained_ms, max_lag_ms=settings.max_lag_ms)
+        self.api = ShardedTopics(
+            located,
+            settings.limits,
+            metrics,
+            observers,
+            self.health,
+            overload_ms=pressure.overload_ms,
+            watch_caps=settings.watch_caps,
+        )
+        self.api.watches.connections.quotas = authorizer.quotas
+        metrics.watch_lag = self.api.watches.lag
         self.api.sql = ShardedSql(located, apis[0].consumers)
         for api in apis:
             api.parts.connect(self._shards)

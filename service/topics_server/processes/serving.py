@@ -172,14 +172,10 @@ class ShardedServer(Serving):
             self._share.tell(**message)
 
     def _reload(self, resources: Resources, served: Composition, readers: Readers) -> Reload:
-        def remove_sessions(key_id: str) -> None:
-            for core in served.cores.values():
-                core.api.watches.remove_sessions(key_id)
-
         return Reload(
             resources.settings,
             served.authorizer,
-            remove_sessions,
+            served.api.watches.remove_sessions,
             resources.certificates,
             readers,
             audit_file=resources.audit_file,
