@@ -11,6 +11,7 @@ from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchApi
+from topics_shards.watches import ShardedWatches
 
 CALLS: Final = (
     TopicsApi.put_topic,
@@ -57,6 +58,9 @@ CALLS: Final = (
     SqlApi.execute,
     WatchApi.follow,
     WatchApi.unfollow,
+    ShardedWatches.open_here,
+    ShardedWatches.recall_here,
+    ShardedWatches.remove_sessions_here,
 )
 
 READS: Final = frozenset(
@@ -75,6 +79,7 @@ READS: Final = frozenset(
         GroupsApi.consume,
         GroupsApi.positions,
         ConsumeApi.consume,
+        ShardedWatches.recall_here,
     }
 )
 """Those that change nothing: one that was lost with its connection is made again."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from itertools import count
 
-from topics_shards.shards import LocalShards, LostCallError, Method, P, R, Shard, StreamMethod
+from topics_shards.shards import LocalShards, LostCallError, Method, Objects, P, R, Shard, StreamMethod
 
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.placement import home_of
@@ -15,7 +15,7 @@ class FarShards(LocalShards):
 
     def __init__(self, shards: dict[int, Shard], far: Iterable[int]) -> None:
         super().__init__(shards)
-        self.everywhere = shards
+        self.everywhere: dict[int, Objects] = {**shards}
         self.local = {number: shard for number, shard in shards.items() if number not in far}
         self.away: set[int] = set()
         self.items = 0
