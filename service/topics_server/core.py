@@ -27,6 +27,7 @@ from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
+from topics_service.engine.placement import SINGLE, Place
 from topics_service.statistics import NodeStatistics, SpaceStatistics, TraceStatistics
 from topics_service.storage import checkpoint, properties
 from topics_service.storage.reclaim import Reclaim
@@ -63,9 +64,10 @@ class Core:
         commit: Callable[[Engine], Commit] = GroupCommit.for_engine,
         node: NodeStatistics | None = None,
         lag: LoopLag | None = None,
+        place: Place = SINGLE,
     ) -> None:
-        """`commit` makes what turns the engine's writes durable; `node` has the figures of a node of a cluster. `lag`
-        is that of the loop where somebody measures it, and what else is of the whole process, already.
+        """`commit` makes what turns the engine's writes durable; `node` has the figures of a node of a cluster. `place`
+        is its shard. `lag` is that of the loop where somebody measures that, and all else of the process, already.
         """
         settings, traces = resources.settings, resources.traces
         self._settings = settings
@@ -76,6 +78,7 @@ class Core:
             prefix=settings.resource_prefix,
             cache_bytes=settings.memory.blocks,
             recover=False,
+            place=place,
         )
         engine.blocks.on_damage = lambda error: log.error("%s", error.message)
         self.audit = AuditLog(resources.audit_file.write) if resources.audit_file is not None else None

@@ -32,6 +32,7 @@ from topics_service.engine.model import (
 from topics_service.engine.names import check_placement, check_topic_name
 from topics_shards.health import Health
 from topics_shards.locating import Located
+from topics_shards.merging import topic_state, topics_page
 from topics_shards.queues import ShardedQueues
 from topics_shards.watches import ShardedWatches
 
@@ -108,11 +109,11 @@ class ShardedTopics:
 
     async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
         """See TopicsApi."""
-        return await self._located.call(name, partition, TopicsApi.get_topic, name, touch=touch, partition=partition)
+        return await topic_state(self._located, name, partition, touch=touch)
 
     async def list_topics(self, request: ListTopicsRequest, *, principal: Principal) -> ListTopicsReply:
         """See TopicsApi. A page is not of one moment over all shards."""
-        raise NotImplementedError
+        return await topics_page(self._located, request, principal)
 
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
         """See TopicsApi."""

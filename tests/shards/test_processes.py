@@ -96,3 +96,16 @@ async def test_a_directory_is_served_as_what_it_is(tmp_path: Path) -> None:
 def test_settings_that_do_not_go_together_are_refused(environment: dict[str, str], error: str) -> None:
     with pytest.raises(SettingsError, match=error):
         load(environment, {})
+
+
+async def test_statements_reach_the_tables_from_any_shard(tmp_path: Path) -> None:
+    async with ShardedServer(settings(tmp_path, shards=4)) as server, httpx.AsyncClient() as http:
+
+        async def sql(text: str) -> Any:
+            reply = await http.post(f"http://127.0.0.1:{server.http_port}/api/sql", json={"sql": text})
+            assert reply.status_code == 200, reply.text
+            return reply.json()
+
+        await sql("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+        await sql("INSERT INTO t VALUES (1), (2)")
+        assert (await sql("SELECT count(*) AS n FROM t"))["results"][0]["rows"] == [[2]]

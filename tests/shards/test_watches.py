@@ -3,7 +3,7 @@
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any
@@ -12,11 +12,6 @@ import pytest
 from msgspec.structs import replace
 from shards.far import FarShards, names
 from shards.world import ShardsWorld, open_shards
-from topics_shards.health import LocalHealth
-from topics_shards.locating import Located
-from topics_shards.session_forwarding import ForwardedStream
-from topics_shards.shards import Objects
-from topics_shards.topics import ShardedTopics
 
 from support.waiting import until
 from support.watching import key, quiet, seqs, tell, watch
@@ -37,6 +32,11 @@ from topics_service.engine.watch.frames import (
     TopicDeletedFrame,
     WatchRequest,
 )
+from topics_shards.health import LocalHealth
+from topics_shards.locating import Located
+from topics_shards.session_forwarding import ForwardedStream
+from topics_shards.shards import Objects, Shard
+from topics_shards.topics import ShardedTopics
 
 A, B, C = (next(iter(names(shard))) for shard in range(3))
 """One topic of each shard."""
@@ -45,12 +45,13 @@ A, B, C = (next(iter(names(shard))) for shard in range(3))
 class World:
     """Three shards, and the API of a process that has one of them, or all."""
 
-    def __init__(self, world: ShardsWorld, far: Iterable[int], process: int = 0, processes: int = 1) -> None:
-        self.shards = FarShards(dict(world.shards.local), far)
+    def __init__(self, world: ShardsWorld, far: Collection[int], process: int = 0, processes: int = 1) -> None:
+        local = {number: Shard(api) for number, api in enumerate(world.apis) if number not in far}
+        self.shards = FarShards(world.shards, local)
         self.shards.process, self.shards.processes = process, processes
         self.engines = world.engines
         self.metrics = Metrics(world.engines[0], CommitStatistics())
-        health = LocalHealth([shard.api for shard in world.shards.local.values()])
+        health = LocalHealth(world.apis)
         self.api = ShardedTopics(Located(self.shards), world.engines[0].limits, self.metrics, NO_OBSERVERS, health)
         self.writer = world.api
 
@@ -70,7 +71,7 @@ class World:
 
 
 @asynccontextmanager
-async def open_world(far: Iterable[int] = (1, 2)) -> AsyncIterator[World]:
+async def open_world(far: Collection[int] = (1, 2)) -> AsyncIterator[World]:
     async with open_shards(3) as world:
         yield World(world, far)
 
@@ -328,7 +329,7 @@ async def open_processes() -> AsyncIterator[tuple[World, World]]:
     async with open_shards(3) as world:
         first, second = World(world, (1, 2), 0, 2), World(world, (0,), 1, 2)
         for each, other in ((first, second), (second, first)):
-            each.shards.everywhere[3 + other.shards.process] = Objects(other.api.watches)
+            each.shards.others[3 + other.shards.process] = Objects(other.api.watches)
         yield first, second
 
 

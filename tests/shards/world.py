@@ -4,12 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from topics_shards.health import LocalHealth
-from topics_shards.locating import Located
-from topics_shards.shards import LocalShards, Shard
-from topics_shards.sql import ShardedSql, SqlPlacements
-from topics_shards.topics import ShardedTopics
-
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.access.passwords import Passwords
 from topics_service.api.access.users import Users
@@ -18,11 +12,15 @@ from topics_service.api.observers import NO_OBSERVERS
 from topics_service.api.scheduling.commit import CommitStatistics, GroupCommit
 from topics_service.api.sql.requests import SqlRequest
 from topics_service.api.topics import TopicsApi
-from topics_service.engine.catalog import keep_logs_apart
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.placement import Place
 from topics_service.storage.memory import MemoryStore
+from topics_shards.health import LocalHealth
+from topics_shards.locating import Located
+from topics_shards.shards import LocalShards, Shard
+from topics_shards.sql import ShardedSql, SqlPlacements
+from topics_shards.topics import ShardedTopics
 from topics_sql.reader import Reader
 
 
@@ -57,10 +55,7 @@ class ShardsWorld:
 @asynccontextmanager
 async def open_shards(count: int = 3) -> AsyncIterator[ShardsWorld]:
     """Shards on memory stores."""
-    stores = [MemoryStore() for _ in range(count)]
-    for shard, store in enumerate(stores):
-        keep_logs_apart(store, shard)
-    engines = [Engine(store, SystemClock(), place=Place(shard, count)) for shard, store in enumerate(stores)]
+    engines = [Engine(MemoryStore(), SystemClock(), place=Place(shard, count)) for shard in range(count)]
     commits = [GroupCommit.for_engine(engine) for engine in engines]
     try:
         yield ShardsWorld(engines, commits)

@@ -6,14 +6,8 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from topics_shards.health import LocalHealth
-from topics_shards.locating import Located
-from topics_shards.shards import LocalShards, Shard
-from topics_shards.topics import ShardedTopics
-
 from topics_server import maintenance
 from topics_server.core import Core, process_sources
-from topics_server.errors import StartError
 from topics_server.lag import LoopLag
 from topics_server.listeners import Listeners
 from topics_server.notices import Shutdown, log_stopped
@@ -27,12 +21,17 @@ from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
 from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.observers import Observers
-from topics_service.engine.catalog import keep_logs_apart
 from topics_service.engine.clock import Clock
+from topics_service.engine.placement import Place
 from topics_service.storage import shardfiles
 from topics_service.storage.holding import Hold
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
+from topics_shards.health import LocalHealth
+from topics_shards.locating import Located
+from topics_shards.shards import LocalShards, Shard
+from topics_shards.sql import ShardedSql, SqlPlacements
+from topics_shards.topics import ShardedTopics
 
 _MIN_TABLES: Final = 32  # that a store may keep open
 
@@ -86,10 +85,6 @@ class ShardedServer(Serving):
             for shard in range(self._count):
                 self._stores[shard] = store = open_store(self._of_shard(resources, shard).settings, tables)
                 stack.callback(_close, store)
-                try:
-                    keep_logs_apart(store, shard)
-                except StoreError as error:
-                    raise StartError(str(error)) from error
             self._resources = resources
             stack.pop_all()
 
@@ -109,7 +104,14 @@ class ShardedServer(Serving):
         assert resources is not None, "open() comes first"
         lag, authorizer = LoopLag(), resources.settings.authorizer()
         cores = {
-            shard: Core(self._of_shard(resources, shard), self._clock, store, authorizer=authorizer, lag=lag)
+            shard: Core(
+                self._of_shard(resources, shard),
+                self._clock,
+                store,
+                authorizer=authorizer,
+                lag=lag,
+                place=Place(shard, self._count),
+            )
             for shard, store in self._stores.items()
         }
         metrics = ProcessMetrics(
@@ -212,6 +214,11 @@ class _Served:
         located = Located(LocalShards({shard: Shard(core.api) for shard, core in cores.items()}))
         apis = [core.api for core in cores.values()]
         self.api = ShardedTopics(located, resources.settings.limits, metrics, observers, LocalHealth(apis))
+        self.api.sql = ShardedSql(located, apis[0].consumers)
+        for api in apis:
+            api.parts.connect(located.shards)
+            if api.sql is not None:
+                api.sql.placements = SqlPlacements(located)
 
     def drain(self) -> None:
         """Stop taking calls, and end the waits of those under way."""

@@ -26,7 +26,7 @@ from topics_service.storage.store import Family, Store
 
 _NEXT_TOPIC = b"next_topic"
 _NEXT_LOG = b"next_log"
-_SHARD_BITS = 40  # the ids of a shard's logs begin at a multiple of this power of 2
+_SHARD_BITS = 40  # ids of logs differ from those in other shards, whose pages are in the same caches
 
 
 class Catalog:
@@ -66,7 +66,7 @@ class Catalog:
         self._new_id = new_id
         self._logs = self._parts = 0
         self._next_topic = _counter(writer.store, _NEXT_TOPIC)
-        self._next_log = _counter(writer.store, _NEXT_LOG)
+        self._next_log = max(_counter(writer.store, _NEXT_LOG), (place.shard << _SHARD_BITS) + 1)
 
     def __len__(self) -> int:
         return len(self.topics) - self._parts
@@ -294,13 +294,3 @@ class _Creation(NamedTuple):
 def _counter(store: Store, key: bytes) -> int:
     row = store.get(Family.META, key)
     return 1 if row is None else keys.read_u64(row)
-
-
-def keep_logs_apart(store: Store, shard: int) -> None:
-    """Let the ids of new logs in this shard be those of no other shard: caches of pages are shared by all shards of a
-    process. Comes before the engine; raises StoreError."""
-    first = (shard << _SHARD_BITS) + 1
-    if _counter(store, _NEXT_LOG) < first:
-        batch = store.batch()
-        batch.put(Family.META, _NEXT_LOG, keys.u64(first))
-        store.write(batch)
