@@ -578,3 +578,53 @@ async def test_news_and_long_polls_end_with_their_caller(world: World) -> None:
     await asyncio.sleep(0.02)
     await world.append(B)
     await asyncio.wait_for(waiting, 5)
+
+
+# ---------------------------------------------------------------------------- partitions and placed topics
+
+
+async def test_partitions_of_one_topic_in_several_shards(world: World) -> None:
+    await world.writer.put_topic(A, ConfigInput(), principal=UNRESTRICTED, partition_count=4)
+    for partition in range(4):
+        batch = Batch(datas=[b"1"] * (partition + 1))
+        request = AppendRequest(topic=A, partition=partition, batch=batch)
+        await world.writer.append(request, principal=UNRESTRICTED)
+    keys = [A, *(f"{A}@{partition}" for partition in (1, 2, 3))]
+    session = await world.api.watches.create(watch(*keys, "t*"), principal=UNRESTRICTED)
+    assert list(session.positions) == sorted(keys)
+    with await world.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
+        frames = await quiet(stream, 0.1)
+        read = [frame for frame in frames if isinstance(frame, RecordsFrame)]
+        assert sorted((frame.partition, seqs([frame])[-1]) for frame in read) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+        assert stream.resume_cursors == {key: number + 1 for number, key in enumerate(keys)}
+        first = stream.resume_cursors
+        await world.delete(A)
+        frames = await quiet(stream, 0.1)
+        assert sorted((frame.topic, frame.partition) for frame in frames if isinstance(frame, TopicDeletedFrame)) == [
+            (A, partition) for partition in range(4)
+        ]
+    await world.writer.put_topic(A, ConfigInput(), principal=UNRESTRICTED, partition_count=2)
+    await world.append(A)
+    with await world.api.watches.open(session.wid, first, principal=UNRESTRICTED) as stream:
+        told = [told for told in tell(await quiet(stream, 0.1)) if told[1] != "caught up"]
+        assert (A, [1]) in told
+        assert sum(each[1] == "deleted" for each in told) >= 2, told  # the partitions 2 and 3
+    error = await refused(world, watch(A, f"{A}@2"))
+    assert error.reason is Reason.PARTITION_NOT_FOUND
+
+
+async def test_topics_of_a_placement_group_are_followed_where_they_are(world: World) -> None:
+    groups = [f"g{number}" for number in range(8)]
+    for number, group in enumerate(groups):
+        name = f"t-placed-{number}"
+        await world.writer.put_topic(name, ConfigInput(), principal=UNRESTRICTED, placement=group)
+        await world.append(name)
+    named = [f"t-placed-{number}" for number in range(8)]
+    with await world.stream(watch(*named)) as stream:
+        assert [seqs(await quiet(stream, 0.1), name) for name in named[:1]] == [[1]]
+        assert stream.cursors == dict.fromkeys(named, 1)
+    with await world.stream(watch("t*")) as stream:
+        await quiet(stream, 0.1)
+        assert stream.cursors == dict.fromkeys(named, 1)
+        await world.delete(named[3])
+        assert tell(await quiet(stream, 0.1)) == [(named[3], "deleted", 1)]
