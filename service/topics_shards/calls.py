@@ -12,6 +12,7 @@ from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchApi
 from topics_shards.process import ProcessApi
+from topics_shards.watches import ShardedWatches
 
 CALLS: Final = (
     TopicsApi.put_topic,
@@ -61,6 +62,9 @@ CALLS: Final = (
     ProcessApi.replace_users,
     WatchApi.follow,
     WatchApi.unfollow,
+    ShardedWatches.open_here,
+    ShardedWatches.recall_here,
+    ShardedWatches.remove_sessions_here,
 )
 
 READS: Final = frozenset(
@@ -82,6 +86,7 @@ READS: Final = frozenset(
         ProcessApi.report,
         ProcessApi.stored_users,
         ProcessApi.replace_users,  # as often as it may be
+        ShardedWatches.recall_here,
     }
 )
 """Those that change nothing: one that was lost with its connection is made again."""

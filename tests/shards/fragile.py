@@ -6,9 +6,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from engine.engine_support import CrashStore
-from topics_shards.locating import Located
-from topics_shards.shards import LostCallError, Method, P, R, Shard, Shards, StreamMethod
-from topics_shards.topics import ShardedTopics
 
 from support.waiting import until
 from topics_service.api.metrics.collector import Metrics
@@ -21,6 +18,9 @@ from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.placement import Place
 from topics_service.storage.store import Family, StoreLostError, WriteBatch
+from topics_shards.locating import Located
+from topics_shards.shards import LostCallError, Method, P, R, Shard, Shards, StreamMethod
+from topics_shards.topics import ShardedTopics
 
 PATIENCE = 0.02  # s
 TURNS = 12
