@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from topics_service.api.access.auth import Principal
-from topics_service.api.interfaces import Consumers, Groups, Queues, Routers, Sql, Watches
+from topics_service.api.interfaces import Consumers, Groups, Sql, Watches
 from topics_service.api.metrics.collector import Metrics
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.topics import Settable, Submitted, TopicsApi
+from topics_service.engine.clock import SystemClock
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import (
     AppendReply,
@@ -29,14 +30,13 @@ from topics_service.engine.model import (
 from topics_service.engine.names import check_placement, check_topic_name
 from topics_shards.locating import Located
 from topics_shards.queues import ShardedQueues
+from topics_shards.routers import ShardedRouters
 
 
 class ShardedTopics:
     """The calls of `interfaces.Topics`, each run at the shards that it concerns. Belongs to the event loop."""
 
-    routers: Routers
     groups: Groups
-    queues: Queues
     watches: Watches
     consumers: Consumers
     sql: Sql | None
@@ -48,6 +48,7 @@ class ShardedTopics:
         self.draining = False
         self._located = located
         self._waiting: set[Settable] = set()
+        self.routers = ShardedRouters(located, observers, SystemClock())
         self.queues = ShardedQueues(located, lambda principal: self.watches.connection(principal))
 
     async def put_topic(
@@ -110,6 +111,7 @@ class ShardedTopics:
         """See TopicsApi."""
         reply = await self._located.call(name, 0, TopicsApi.delete_topic, name, if_empty=if_empty)
         await self._located.release(name)
+        await self.routers.forget(reply.routers_removed)
         return reply
 
     async def append(self, request: AppendRequest, *, principal: Principal) -> AppendReply:
