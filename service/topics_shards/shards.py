@@ -14,6 +14,7 @@ from topics_service.api.running import LostCallError as LostCallError  # for imp
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
+from topics_service.api.watch import WatchApi
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,6 +37,7 @@ class Shard:
             GroupsApi.__name__: api.groups,
             ConsumeApi.__name__: api.consumers,
             PlacementsApi.__name__: api.placements,
+            WatchApi.__name__: api.watches,
         }
         if api.sql is not None:
             self.objects[SqlApi.__name__] = api.sql

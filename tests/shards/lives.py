@@ -6,11 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
-from topics_shards.locating import Located
-from topics_shards.pulling import Puller
-from topics_shards.shards import LocalShards, LostCallError, Method, P, R, Shard, StreamMethod
-from topics_shards.topics import ShardedTopics
-
 from topics_server.forwarder import Forwarder
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.metrics.collector import Metrics
@@ -24,6 +19,11 @@ from topics_service.engine.limits import Limits
 from topics_service.engine.model import AppendReply, AppendRequest, Batch, ConfigInput, DiffRequest
 from topics_service.engine.placement import Place, home_of
 from topics_service.storage.memory import MemoryStore
+from topics_shards.health import LocalHealth
+from topics_shards.locating import Located
+from topics_shards.pulling import Puller
+from topics_shards.shards import LocalShards, LostCallError, Method, P, R, Shard, StreamMethod
+from topics_shards.topics import ShardedTopics
 
 _MAINTENANCE_SECONDS = 0.005
 
@@ -130,9 +130,9 @@ class World:
         for number in range(count):
             self.begin(number)
         engine = self.engine(0)
-        self.api = ShardedTopics(
-            self.located, engine.limits, Metrics(engine, CommitStatistics()), NO_OBSERVERS
-        )  # fmt: skip
+        metrics = Metrics(engine, CommitStatistics())
+        health = LocalHealth([life.api for life in self.shards.lives.values()])
+        self.api = ShardedTopics(self.located, engine.limits, metrics, NO_OBSERVERS, health)
 
     def engine(self, number: int) -> Engine:
         """The engine of a shard."""
