@@ -210,9 +210,9 @@ class TopicsApi:
                 applied["topic_id"] = reply.identity.topic_id
                 applied["partition_count"] = reply.identity.partition_count
                 applied["topics.created"] = reply.created
-            await self._settle(ticket)
             if engine.parts.pending:
                 await self.parts.finish(name)
+            await self._settle(ticket)
             facts["created"] = reply.created
         return reply
 
@@ -269,9 +269,9 @@ class TopicsApi:
             except TopicsError:
                 await self.expiry_durable(name)
                 raise
-            await self._settle(ticket)
             if engine.parts.pending:
                 reply.routers_removed = sorted({*reply.routers_removed, *await self.parts.finish(name)})
+            await self._settle(ticket)
             facts |= {"deleted": reply.deleted, "routers_removed": reply.routers_removed}
         return reply
 
