@@ -26,6 +26,7 @@ from topics_service.storage.store import Family, Store
 
 _NEXT_TOPIC = b"next_topic"
 _NEXT_LOG = b"next_log"
+_LOGS_SHIFT = 48
 
 
 class Catalog:
@@ -52,6 +53,8 @@ class Catalog:
         """Called when a new topic becomes visible."""
         self.on_changed: list[Callable[[], None]] = []
         """Called when a topic becomes visible, is removed or gets more partitions."""
+        self.on_news: list[Callable[[Topic], None]] = []
+        """Called with each topic that becomes visible, is removed, or has another config or more partitions."""
         self.on_configured: Callable[[Topic], None] = lambda _topic: None
         """Called with each topic that is new or has another config or more partitions, before it is used."""
         self.check_new: Callable[[str, str], None] = lambda _name, _placement: None
@@ -65,7 +68,8 @@ class Catalog:
         self._new_id = new_id
         self._logs = self._parts = 0
         self._next_topic = _counter(writer.store, _NEXT_TOPIC)
-        self._next_log = _counter(writer.store, _NEXT_LOG)
+        # Caches of protocols know blocks of all shards by the ids of their logs, so each shard has a range of its own.
+        self._next_log = max(_counter(writer.store, _NEXT_LOG), place.shard << _LOGS_SHIFT)
 
     def __len__(self) -> int:
         return len(self.topics) - self._parts
@@ -223,6 +227,7 @@ class Catalog:
             self._next_log = logs[-1].log_id + 1
         topic.adopt(row, logs)
         self.on_configured(topic)
+        self._notify(topic)
         self._notify_changed()
 
     def _stage_logs(self, tx: Transaction, ids: list[int]) -> None:
@@ -251,6 +256,7 @@ class Catalog:
         self._writer.forget(-topic.number)
         for log in topic.logs:
             log.removed()
+        self._notify(topic)
         self._notify_changed()
 
     def reconfigured(self, topic: Topic, row: TopicRow) -> None:
@@ -260,6 +266,11 @@ class Catalog:
             self.counts.add(row.config)
         topic.adopt(row, topic.logs)
         self.on_configured(topic)
+        self._notify(topic)
+
+    def _notify(self, topic: Topic) -> None:
+        for callback in self.on_news:
+            callback(topic)
 
     def _notify_changed(self) -> None:
         for callback in self.on_changed:
@@ -271,6 +282,7 @@ class Catalog:
         if not topic.is_part:
             for callback in self.on_created:
                 callback(topic)
+        self._notify(topic)
         self._notify_changed()
         return True
 
