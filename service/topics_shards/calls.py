@@ -13,6 +13,7 @@ from topics_service.api.routers import RoutersApi
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
+from topics_service.api.watch import WatchApi
 
 CALLS: Final = (
     TopicsApi.put_topic,
@@ -77,6 +78,8 @@ CALLS: Final = (
     ConsumeApi.consume,
     ConsumeApi.ack,
     SqlApi.execute,
+    WatchApi.follow,
+    WatchApi.unfollow,
 )
 
 READS: Final = frozenset(

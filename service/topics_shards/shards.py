@@ -17,6 +17,7 @@ from topics_service.api.running import LostCallError as LostCallError  # for imp
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
+from topics_service.api.watch import WatchApi
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,6 +43,7 @@ class Shard:
             CatalogApi.__name__: api.copied,
             KafkaApi.__name__: KafkaApi(api),
             MembershipCalls.__name__: MembershipCalls(lambda: api.membership),
+            WatchApi.__name__: api.watches,
         }
         if api.sql is not None:
             self.objects[SqlApi.__name__] = api.sql

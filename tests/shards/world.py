@@ -4,11 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from topics_shards.locating import Located
-from topics_shards.shards import LocalShards, Shard
-from topics_shards.sql import ShardedSql, SqlPlacements
-from topics_shards.topics import ShardedTopics
-
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.access.passwords import Passwords
 from topics_service.api.access.users import Users
@@ -21,6 +16,11 @@ from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.placement import Place
 from topics_service.storage.memory import MemoryStore
+from topics_shards.health import LocalHealth
+from topics_shards.locating import Located
+from topics_shards.shards import LocalShards, Shard
+from topics_shards.sql import ShardedSql, SqlPlacements
+from topics_shards.topics import ShardedTopics
 from topics_sql.reader import Reader
 
 
@@ -41,7 +41,7 @@ class ShardsWorld:
             api.parts.connect(self.shards)
             api.parts.resume()
         metrics = Metrics(engines[0], CommitStatistics())
-        self.api = ShardedTopics(located, engines[0].limits, metrics, NO_OBSERVERS)
+        self.api = ShardedTopics(located, engines[0].limits, metrics, NO_OBSERVERS, LocalHealth(apis))
         self._sql = ShardedSql(located, apis[0].consumers)
 
     async def sql(self, text: str, *params: Any) -> list[list[Any]]:

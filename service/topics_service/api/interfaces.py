@@ -6,7 +6,7 @@ from typing import Protocol
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.groups import CommitReply, ConsumeReply, ConsumeRequest
-from topics_service.api.metrics.collector import Metrics
+from topics_service.api.metrics.collector import Counters
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.sql import requests as sql
@@ -228,7 +228,7 @@ class Topics(Protocol):
         ...
 
     @property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> Counters:
         """The figures, which protocols add theirs to."""
         ...
 
@@ -315,8 +315,11 @@ class Topics(Protocol):
         """One page of a long read and the topic's epoch; see `api.bulk`."""
         ...
 
-    async def news(self, topic: str, partition: int = 0) -> None:
-        """Return when records of the partition become visible, when it is deleted, or when the server drains."""
+    async def news(self, topic: str, partition: int = 0, after: int | None = None) -> None:
+        """Return when records of the partition become visible, when it is deleted, or when the server drains.
+
+        Returns at once if there are visible records `after` a seq.
+        """
         ...
 
     async def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:

@@ -106,18 +106,18 @@ class TopicsApi:
         self._batcher = WriteBatcher(self._append_batched, _MAX_BATCHED)
         self.membership: MembershipApi | None = None
         """The calls of group members, once they are served."""
+        self.placements = PlacementsApi(self._admit, self._settle)
         self.parts = PartsApi(engine, self._admit, self._settle)
         self.copied = CatalogApi(engine)
         self.metrics = Metrics(engine, commit.statistics, metrics_sources, lambda: self.watches.lag())
         self.watches = WatchApi(
             EngineSource(self._admit), engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
         )
-        self.routers = RoutersApi(self._admit, self._settle, observers)
+        self.routers = RoutersApi(self._admit, self._settle, self.news, observers)
         self.groups = GroupsApi(self._admit, self._settle, self.diff, observers)
         self.consumers = ConsumeApi(
             self._admit, self._settle, self.routers.forwarded, self.expiry_durable, self.notify_on_drain, observers
         )
-        self.placements = PlacementsApi(self._admit, self._settle)
         self.sql: SqlApi | None = None
         self.queues = QueuesApi(
             self._admit, self._settle, self.watches.connection, self.routers.forwarded, observers=observers
@@ -451,11 +451,16 @@ class TopicsApi:
         await self.expiry_durable(request.topic)
         return page
 
-    async def news(self, topic: str, partition: int = 0) -> None:
-        """Return when records of the partition become visible, when it is deleted, or when the server drains."""
+    async def news(self, topic: str, partition: int = 0, after: int | None = None) -> None:
+        """Return when records of the partition become visible, when it is deleted, or when the server drains.
+
+        Returns at once if there are visible records `after` a seq, which came between the caller's read and this call.
+        """
         woken = asyncio.Event()
         park = self._engine.park(topic, woken.set, partition)
         try:
+            if after is not None and self._engine.get_topic(topic, touch=False, partition=partition).head_seq > after:
+                return
             with self.notify_on_drain(woken):
                 await woken.wait()
         finally:

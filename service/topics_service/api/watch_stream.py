@@ -69,6 +69,10 @@ class Watch(Protocol):
         """Return the next due frame, after moving `cursors`; None if there is none for now."""
         ...
 
+    def share(self, cursors: dict[str, int], epochs: dict[str, int]) -> None:
+        """Keep the cursors and epochs in these maps from now on, which watches of other topics keep theirs in too."""
+        ...
+
     def drop(self, topic: str) -> bool:
         """Stop following a topic, or a pattern and the topics that only it brought in; False if it was not followed."""
         ...
