@@ -1,7 +1,7 @@
 """The calls of the Kafka gateway over all shards."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from topics_service.api.access.auth import Principal
@@ -14,7 +14,7 @@ from topics_service.api.kafka_logs import (
     OffsetOutcome,
     ProducersOutcome,
 )
-from topics_service.api.metrics.collector import Metrics
+from topics_service.api.metrics.collector import Counters
 from topics_service.api.topics import Settable, TopicsApi
 from topics_service.engine.batches import FetchRequest
 from topics_service.engine.limits import Limits
@@ -28,6 +28,7 @@ from topics_service.engine.model import (
     TopicState,
 )
 from topics_shards.catalog import ShardedCatalog
+from topics_shards.known_parts import KnownParts
 from topics_shards.locating import Located
 from topics_shards.members import ShardedMembers
 from topics_shards.topics import ShardedTopics
@@ -40,6 +41,7 @@ class ShardedKafka:
 
     def __init__(self, topics: ShardedTopics, located: Located) -> None:
         self.catalog = ShardedCatalog(located.shards)
+        self._parts = KnownParts(located, self.catalog)
         self._topics = topics
         self._located = located
         self._shards = located.shards
@@ -69,7 +71,7 @@ class ShardedKafka:
         return self._topics.limits
 
     @property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> Counters:
         """See TopicsApi."""
         return self._topics.metrics
 
@@ -160,9 +162,9 @@ class ShardedKafka:
     # ------------------------------------------------------------------ logs
 
     def here(self, topic: str, partition: int) -> TopicsApi | None:
-        """See KafkaShards."""
+        """See KafkaShards; None also while its part of the topic is not made."""
         shard = self._shards.local.get(self.catalog.shard(topic, partition))
-        return None if shard is None else shard.api
+        return None if shard is None or shard.api.catalog.find(topic) is None else shard.api
 
     def shard(self, topic: str, partition: int) -> int:
         """See KafkaShards."""
@@ -171,37 +173,50 @@ class ShardedKafka:
     async def append(self, shard: int, batches: Sequence[NamedBatch], *, settle: bool) -> list[BatchOutcome]:
         """See KafkaApi. A call that can't be sent at once lets no later one pass."""
         before = self._lines.get(shard)
-        if before is None and self._shards.can_send(shard):
+        lacking = self._parts.lacking(shard, (batch.request.topic for batch in batches))
+        if before is None and not lacking and self._shards.can_send(shard):
             return await self._shards.call(shard, KafkaApi.append, batches, settle=settle)
         own = self._lines[shard] = asyncio.get_running_loop().create_future()
         try:
             if before is not None:
                 await asyncio.wait((before,))
+            if lacking:
+                await self._parts.make(shard, lacking)
             return await self._shards.call(shard, KafkaApi.append, batches, settle=settle)
         finally:
             own.set_result(None)
             if self._lines[shard] is own:
                 del self._lines[shard]
 
-    def fetch(
+    async def fetch(
         self, shard: int, requests: Sequence[FetchRequest], *, max_bytes: int, min_bytes: int = 0, wait_ms: int = 0
-    ) -> Awaitable[list[FetchOutcome]]:
+    ) -> list[FetchOutcome]:
         """See KafkaApi."""
-        return self._shards.call(
+        await self._parts.have(shard, (request.topic for request in requests))
+        return await self._shards.call(
             shard, KafkaApi.fetch, requests, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms
         )
 
-    def offsets(self, shard: int, asked: Sequence[tuple[str, int, int]]) -> Awaitable[list[OffsetOutcome]]:
+    async def offsets(self, shard: int, asked: Sequence[tuple[str, int, int]]) -> list[OffsetOutcome]:
         """See KafkaApi."""
-        return self._shards.call(shard, KafkaApi.offsets, asked)
+        await self._known(shard, [topic for topic, _, _ in asked])
+        return await self._shards.call(shard, KafkaApi.offsets, asked)
 
-    def producers(self, shard: int, asked: Sequence[tuple[str, int]]) -> Awaitable[list[ProducersOutcome]]:
+    async def producers(self, shard: int, asked: Sequence[tuple[str, int]]) -> list[ProducersOutcome]:
         """See KafkaApi."""
-        return self._shards.call(shard, KafkaApi.producers, asked)
+        await self._known(shard, [topic for topic, _ in asked])
+        return await self._shards.call(shard, KafkaApi.producers, asked)
 
-    def sizes(self, shard: int, asked: Sequence[tuple[str, int]]) -> Awaitable[list[int]]:
-        """See KafkaApi."""
-        return self._shards.call(shard, KafkaApi.sizes, asked)
+    async def sizes(self, shard: int, asked: Sequence[tuple[str, int]]) -> list[int]:
+        """See KafkaApi. A shard without its part has no records."""
+        return await self._shards.call(shard, KafkaApi.sizes, asked)
+
+    async def _known(self, shard: int, names: Sequence[str]) -> None:
+        """Have the shard know the topics, also those that were made a moment ago."""
+        refreshed = self.catalog.refresh(name for name in names if self.catalog.find(name) is None)
+        if refreshed is not None:
+            await refreshed
+        await self._parts.have(shard, names)
 
     async def new_producer_id(self) -> int:
         """See KafkaShards: each shard has every `count`th number, so that no two give the same."""
