@@ -153,15 +153,19 @@ class Core:
         self.checkpoints = Checkpoints(folder, make, checkpoint.remove, engine.ready, observers)
         self.checkpoints.clear()
 
-    def background(self, set_serving: Callable[[bool], None]) -> list[Coroutine[Any, Any, None]]:
-        """The work that runs on the event loop until it is cancelled. `set_serving` gets the engine's health."""
+    def background(
+        self, set_serving: Callable[[bool], None], *, forwards: bool = True
+    ) -> list[Coroutine[Any, Any, None]]:
+        """The work that runs on the event loop until it is cancelled. `set_serving` gets the engine's health. Where
+        several cores share a loop, one forwarder serves them, and none of them `forwards` itself."""
         work = [
             maintenance.keep_up(self.engine, self._disk, set_serving),
-            Forwarder(self.engine.routers).run(),
             trim_archive(self._settings, self.api.metrics.archive),
             maintenance.compact_tombstones(self._tombstones),
             maintenance.keep_segments(self._segments),
         ]
+        if forwards:
+            work.append(Forwarder(self.engine.routers).run())
         if self._measures_lag:
             work.append(self._lag.run())
         if self._settings.min_free_bytes:

@@ -12,6 +12,7 @@ from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchApi
 from topics_shards.process import ProcessApi
+from topics_shards.watches import ShardedWatches
 
 CALLS: Final = (
     TopicsApi.put_topic,
@@ -38,10 +39,21 @@ CALLS: Final = (
     QueuesApi.extend,
     QueuesApi.redrive,
     QueuesApi.jobs,
-    RoutersApi.put,
     RoutersApi.get,
     RoutersApi.page,
-    RoutersApi.delete,
+    RoutersApi.make,
+    RoutersApi.remove,
+    RoutersApi.forwarded,
+    RoutersApi.check,
+    RoutersApi.check_owner,
+    RoutersApi.source_end,
+    RoutersApi.upstream,
+    RoutersApi.head,
+    RoutersApi.pull,
+    RoutersApi.having,
+    RoutersApi.place,
+    RoutersApi.set_place,
+    RoutersApi.remove_place,
     GroupsApi.page,
     GroupsApi.get,
     GroupsApi.delete,
@@ -61,6 +73,9 @@ CALLS: Final = (
     ProcessApi.replace_users,
     WatchApi.follow,
     WatchApi.unfollow,
+    ShardedWatches.open_here,
+    ShardedWatches.recall_here,
+    ShardedWatches.remove_sessions_here,
 )
 
 READS: Final = frozenset(
@@ -74,6 +89,13 @@ READS: Final = frozenset(
         QueuesApi.jobs,
         RoutersApi.get,
         RoutersApi.page,
+        RoutersApi.forwarded,
+        RoutersApi.check,
+        RoutersApi.check_owner,
+        RoutersApi.upstream,
+        RoutersApi.head,
+        RoutersApi.having,
+        RoutersApi.place,
         GroupsApi.page,
         GroupsApi.get,
         GroupsApi.consume,
@@ -82,6 +104,7 @@ READS: Final = frozenset(
         ProcessApi.report,
         ProcessApi.stored_users,
         ProcessApi.replace_users,  # as often as it may be
+        ShardedWatches.recall_here,
     }
 )
 """Those that change nothing: one that was lost with its connection is made again."""
