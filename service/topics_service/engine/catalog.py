@@ -73,6 +73,11 @@ class Catalog:
     def __len__(self) -> int:
         return len(self.topics) - self._parts
 
+    @property
+    def partitions(self) -> int:
+        """The number of partitions here."""
+        return self._logs
+
     def each(self) -> Iterable[Topic]:
         """All topics, in no order."""
         return dict.values(self.topics)
@@ -117,7 +122,7 @@ class Catalog:
     def has_room_for(self, count: int) -> bool:
         """Return whether `count` more topics, each with one partition, may be created."""
         limit = self._limits.max_topics
-        return not limit or self._logs + count <= limit
+        return not limit or self._logs + self._limits.elsewhere.partitions + count <= limit
 
     def check_capacity(self, partitions: int) -> None:
         """Raise `throttled` unless the limit allows this many more partitions."""
