@@ -3,7 +3,9 @@
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Coroutine
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -282,3 +284,32 @@ async def test_whatever_ends_each_job_is_in_one_place(seed: int) -> None:
         found = Counter(left + dead)
         assert {job for job, count in found.items() if count > 1} == set(), "twice"
         assert set(written) <= set(found) <= set(written) | set(lost), "lost"
+
+
+@pytest.mark.parametrize("dying", [0, 1])
+async def test_a_shard_ends_at_each_step(dying: int) -> None:
+    """Of a move and of a redrive: after each turn of the loop that they take."""
+    q, d = names(3, 0, 1)
+    for turns in range(45):
+        async with open_world() as world:
+            await world.append(q, b"1", b"2", config=queue(d, durable=True))
+            await ends(world, dying, turns, fail(world, q, 2))
+            await until(lambda: counters(world, q).dead_lettered == 2 or counters(world, q).ready == 2)
+            if not counters(world, q).dead_lettered:  # it died before the jobs were claimed or given back
+                assert len((await fail(world, q, 2)).dead_lettered) == 2
+            await until(lambda: not outbox(world))
+            assert await world.read(d) == [b"1", b"2"], turns
+            redrive = world.api.queues.redrive(RedriveRequest(topic=q), principal=UNRESTRICTED)
+            await ends(world, dying, turns, redrive)
+            await until(lambda: not outbox(world))
+            assert sorted(await world.read(q) + await world.read(d)) == [b"1", b"2"], turns
+
+
+async def ends(world: World, dying: int, turns: int, work: Coroutine[Any, Any, object]) -> None:
+    """End a shard when a call has had so many turns of the loop."""
+    call = asyncio.create_task(work)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await world.crash(dying)
+    with suppress(TopicsError, LostCallError):
+        await call
