@@ -11,6 +11,8 @@ from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchApi
+from topics_shards.process import ProcessApi
+from topics_shards.watches import ShardedWatches
 
 CALLS: Final = (
     TopicsApi.put_topic,
@@ -70,8 +72,14 @@ CALLS: Final = (
     ConsumeApi.consume,
     ConsumeApi.ack,
     SqlApi.execute,
+    ProcessApi.report,
+    ProcessApi.stored_users,
+    ProcessApi.replace_users,
     WatchApi.follow,
     WatchApi.unfollow,
+    ShardedWatches.open_here,
+    ShardedWatches.recall_here,
+    ShardedWatches.remove_sessions_here,
 )
 
 READS: Final = frozenset(
@@ -99,6 +107,10 @@ READS: Final = frozenset(
         GroupsApi.consume,
         GroupsApi.positions,
         ConsumeApi.consume,
+        ProcessApi.report,
+        ProcessApi.stored_users,
+        ProcessApi.replace_users,  # as often as it may be
+        ShardedWatches.recall_here,
     }
 )
 """Those that change nothing: one that was lost with its connection is made again."""

@@ -1,24 +1,27 @@
 """Shards of which some count as those of another process, and can go away."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from itertools import count
 
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.placement import home_of
-from topics_shards.shards import LocalShards, LostCallError, Method, P, R, Shard, StreamMethod
+from topics_shards.shards import LostCallError, Method, Objects, P, R, Shard, Shards, StreamMethod
 
 
-class FarShards(LocalShards):
+class FarShards(Shards):
     """Calls and streams to the shards that are `away` break off, and new ones are refused."""
 
-    def __init__(self, shards: dict[int, Shard], far: Iterable[int]) -> None:
-        super().__init__(shards)
-        self.everywhere = shards
-        self.local = {number: shard for number, shard in shards.items() if number not in far}
+    def __init__(self, inner: Shards, local: Mapping[int, Shard]) -> None:
+        """`inner` reaches all shards, of which the others count as far."""
+        self.count = inner.count
+        self.local = local
+        self.others: dict[int, Objects] = {}
+        """Processes, by their number."""
         self.away: set[int] = set()
         self.items = 0
         self.streams = 0
+        self._inner = inner
         self._broken: dict[int, asyncio.Event] = {}
 
     def break_off(self, shard: int) -> None:
@@ -34,7 +37,9 @@ class FarShards(LocalShards):
         """See Shards."""
         self._check(shard)
         await asyncio.sleep(0)
-        return await method(self.everywhere[shard].of(method), *args, **kwargs)
+        if shard in self.others:
+            return await method(self.others[shard].of(method), *args, **kwargs)
+        return await self._inner.call(shard, method, *args, **kwargs)
 
     async def stream(
         self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
@@ -42,7 +47,10 @@ class FarShards(LocalShards):
         """See Shards."""
         self._check(shard)
         broken = self._broken.setdefault(shard, asyncio.Event())
-        items = method(self.everywhere[shard].of(method), *args, **kwargs)
+        if shard in self.others:
+            items = method(self.others[shard].of(method), *args, **kwargs)
+        else:
+            items = self._inner.stream(shard, method, *args, **kwargs)
         self.streams += 1
         lost = asyncio.create_task(broken.wait())
         try:
