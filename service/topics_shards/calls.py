@@ -11,6 +11,7 @@ from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchApi
+from topics_shards.process import ProcessApi
 from topics_shards.watches import ShardedWatches
 
 CALLS: Final = (
@@ -56,6 +57,9 @@ CALLS: Final = (
     ConsumeApi.consume,
     ConsumeApi.ack,
     SqlApi.execute,
+    ProcessApi.report,
+    ProcessApi.stored_users,
+    ProcessApi.replace_users,
     WatchApi.follow,
     WatchApi.unfollow,
     ShardedWatches.open_here,
@@ -80,6 +84,9 @@ READS: Final = frozenset(
         GroupsApi.positions,
         ConsumeApi.consume,
         ShardedWatches.recall_here,
+        ProcessApi.report,
+        ProcessApi.stored_users,
+        ProcessApi.replace_users,  # as often as it may be
     }
 )
 """Those that change nothing: one that was lost with its connection is made again."""

@@ -116,7 +116,7 @@ def test_calls_and_results_come_as_they_went(method: Callable[..., object]) -> N
     hints = get_type_hints(method, include_extras=True)
     result = hints.pop("return")
     if remote.is_stream:
-        (result,) = get_args(result)
+        result = get_args(result)[0]
     for seed in range(20):
         samples = Samples(seed)
         named = {name: samples.of(hint) for name, hint in hints.items()}

@@ -25,7 +25,7 @@ class SlowShards(LocalShards):
     """Shards that are all elsewhere: items of streams are on the way until `arrived` is set."""
 
     def __init__(self, world: ShardsWorld) -> None:
-        super().__init__(world.shards.local)
+        super().__init__(world.all_shards)
         self._far = dict(self.local)
         self.local = {}
         self.count = len(self._far)
