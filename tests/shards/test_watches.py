@@ -589,7 +589,7 @@ async def test_a_wait_for_news_that_came_already_is_none(world: World) -> None:
     await world.put(B)
     await world.append(B)
     await asyncio.wait_for(world.api.news(B, after=0), 5)
-    follower = read_bulk(world.api, BulkRequest(topic=B), follow=True)
+    follower = read_bulk(world.api, BulkRequest(topic=B, limit=10, max_batch_bytes=1000), follow=True)
     pages = [await anext(follower)]
     assert pages[0][0].head_seq == 1
     following = asyncio.create_task(anext(follower))
