@@ -27,23 +27,12 @@ StreamMethod = Callable[Concatenate[Any, P], AsyncGenerator[R, None]]
 """One that is an asynchronous generator."""
 
 
-class Objects:
-    """What calls reach in one place, by the name of the class: in a shard, or in a process whatever its shards."""
-
-    def __init__(self, *objects: object) -> None:
-        self.objects = {type(each).__name__: each for each in objects}
-
-    def of(self, method: Callable[..., object]) -> object:
-        """The object that has the method."""
-        return self.objects[method.__qualname__.partition(".")[0]]
-
-
-class Shard(Objects):
+class Shard:
     """The APIs of one shard of this process."""
 
     def __init__(self, api: TopicsApi) -> None:
         self.api = api
-        self.objects = {
+        self.objects: dict[str, object] = {
             TopicsApi.__name__: api,
             PartsApi.__name__: api.parts,
             QueuesApi.__name__: api.queues,
@@ -59,6 +48,10 @@ class Shard(Objects):
         if api.sql is not None:
             self.objects[SqlApi.__name__] = api.sql
 
+    def of(self, method: Callable[..., object]) -> object:
+        """The object that has the method."""
+        return self.objects[method.__qualname__.partition(".")[0]]
+
 
 class Shards(ABC):
     """All shards of a server, wherever they are. Belongs to the event loop."""
@@ -68,11 +61,7 @@ class Shards(ABC):
     """Those of this process."""
     processes: int = 1
     process: int = 0
-    """The number of this process among them."""
-
-    def number_of(self, process: int) -> int:
-        """The number by which `call` and `stream` reach a process: those of processes follow those of shards."""
-        return self.count + process
+    """The number of this process among them. A call on the shard of the same number reaches a process as a whole."""
 
     @abstractmethod
     async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:

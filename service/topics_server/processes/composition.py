@@ -27,6 +27,7 @@ from topics_shards.remote import RemoteShards, remote_methods
 from topics_shards.shards import LocalShards, LostCallError, Shard, Shards
 from topics_shards.sql import ShardedSql, SqlPlacements
 from topics_shards.topics import ShardedTopics
+from topics_shards.watches import ShardedWatches
 from topics_shards.wire.client import Channel
 from topics_shards.wire.server import ShardServer, unix
 
@@ -84,6 +85,8 @@ class Composition:
             watch_caps=settings.watch_caps,
         )
         self.api.watches.connections.quotas = authorizer.quotas
+        for shard in self._local.values():
+            shard.objects[ShardedWatches.__name__] = self.api.watches
         metrics.watch_lag = self.api.watches.lag
         self.api.sql = ShardedSql(located, apis[0].consumers)
         for api in apis:
@@ -104,7 +107,9 @@ class Composition:
             if process != share.process:
                 self._channels[process] = Channel(unix(share.socket_of(process)), f"process {process}", name)
         owners = {shard: self._channels[share.owner(shard)] for shard in range(share.count) if shard not in self._local}
-        return RemoteShards(share.count, self._local, owners, methods)
+        shards = RemoteShards(share.count, self._local, owners, methods)
+        shards.process, shards.processes = share.process, share.processes
+        return shards
 
     async def open(self) -> None:
         """Take calls of the other processes from now on. Raises OSError."""
