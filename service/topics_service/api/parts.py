@@ -5,7 +5,7 @@ See `engine.parts`. Without other shards nothing of this is ever called.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
@@ -131,6 +131,15 @@ class PartsApi:
                 {"topic": name},
             )
         return waiter.told.result()
+
+    def pending(self) -> dict[str, Pending]:
+        """What parts have yet to learn, by the names of the topics."""
+        return dict(self._parts.pending)
+
+    async def finish_since(self, known: Mapping[str, Pending]) -> None:
+        """As `finish`, for all changes since `pending` returned `known`."""
+        for name in [name for name, pending in self._parts.pending.items() if known.get(name) is not pending]:
+            await self.finish(name)
 
     async def free(self, name: str) -> None:
         """Return once no earlier topic of this name is being deleted. Raises as `finish`."""

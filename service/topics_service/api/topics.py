@@ -166,6 +166,7 @@ class TopicsApi:
             observers=self.observers,
             timeout_seconds=timeout_seconds,
         )
+        self.sql.parts = self.parts
         self.metrics.caches["plans"] = self.sql.plans
         return self.sql
 
