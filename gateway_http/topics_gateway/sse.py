@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -99,11 +99,7 @@ async def serve(stream: EventStream, request: Request, send: Send) -> int:
     # For the transport, should the client stop reading altogether.
     state = request.scope.setdefault("state", {})
     state["timeout_event"] = TOO_SLOW
-    async with AsyncExitStack() as opening:
-        if isinstance(stream.source, AbstractContextManager):
-            frames = opening.enter_context(stream.source)
-        else:
-            frames = await opening.enter_async_context(stream.source)
+    async with stream.source as frames:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         if request.scope["method"] == "HEAD":
             await send({"type": "http.response.body", "body": b""})

@@ -1,7 +1,7 @@
 """Handlers of watch sessions: create one, follow one (docs/contract.md, 8)."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -65,9 +65,10 @@ class WatchEndpoints:
         require_event_stream(request)
         return EventStream(self._opened(request), encoder=_as_it_is)
 
-    @contextmanager
-    def _opened(self, request: Request) -> Iterator[EventSource]:
-        with self._api.watches.open(request.name, self._resume_from(request), principal=request.principal) as stream:
+    @asynccontextmanager
+    async def _opened(self, request: Request) -> AsyncIterator[EventSource]:
+        opened = self._api.watches.open(request.name, self._resume_from(request), principal=request.principal)
+        with await opened as stream:
             # On HTTP/2 a window can end between two events, and the session must know which one was handed over.
             yield self._events.for_stream(stream, together=request.scope["http_version"] != "2")
 

@@ -40,7 +40,7 @@ def run(settings: Settings, warnings: Sequence[str] = ()) -> None:
         log.warning("%s", text)
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     hangups = SighupHandler() if is_useful(settings) else None
-    server: Serving = _node(settings, hangups) if settings.cluster_store else Server(settings, hangups=hangups)
+    server = _server(settings, hangups)
     server.open()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -51,10 +51,16 @@ def run(settings: Settings, warnings: Sequence[str] = ()) -> None:
         server.close()
 
 
-def _node(settings: Settings, hangups: SighupHandler | None) -> Serving:
-    from topics_server.node.server import NodeServer, connect  # and all that only a cluster needs
+def _server(settings: Settings, hangups: SighupHandler | None) -> Serving:
+    if settings.cluster_store:
+        from topics_server.node.server import NodeServer, connect  # and all that only a cluster needs
 
-    return NodeServer(settings, connect=connect, hangups=hangups)
+        return NodeServer(settings, connect=connect, hangups=hangups)
+    if settings.processes:
+        from topics_server.processes.serving import ShardedServer  # and all that only shards need
+
+        return ShardedServer(settings, hangups=hangups)
+    return Server(settings, hangups=hangups)
 
 
 async def _serve_until_signal(server: Serving) -> None:

@@ -3,12 +3,14 @@
 from typing import Final
 
 from topics_service.api.groups import GroupsApi
+from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
+from topics_service.api.watch import WatchApi
 
 CALLS: Final = (
     TopicsApi.put_topic,
@@ -21,6 +23,11 @@ CALLS: Final = (
     TopicsApi.news,
     TopicsApi.locate,
     TopicsApi.delete_records,
+    PartsApi.describe,
+    PartsApi.extend,
+    PartsApi.adopt,
+    PartsApi.drop,
+    PartsApi.extents,
     QueuesApi.claim,
     QueuesApi.hand_over,
     QueuesApi.push,
@@ -48,6 +55,8 @@ CALLS: Final = (
     ConsumeApi.consume,
     ConsumeApi.ack,
     SqlApi.execute,
+    WatchApi.follow,
+    WatchApi.unfollow,
 )
 
 READS: Final = frozenset(
@@ -58,6 +67,9 @@ READS: Final = frozenset(
         TopicsApi.bulk,
         TopicsApi.news,
         TopicsApi.locate,
+        PartsApi.describe,
+        PartsApi.extents,
+        PlacementsApi.find,
         QueuesApi.jobs,
         RoutersApi.get,
         RoutersApi.page,

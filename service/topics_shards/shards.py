@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from topics_service.api.groups import GroupsApi
+from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
@@ -13,6 +14,7 @@ from topics_service.api.running import LostCallError as LostCallError  # for imp
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
+from topics_service.api.watch import WatchApi
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,11 +31,13 @@ class Shard:
         self.api = api
         self.objects: dict[str, object] = {
             TopicsApi.__name__: api,
+            PartsApi.__name__: api.parts,
             QueuesApi.__name__: api.queues,
             RoutersApi.__name__: api.routers,
             GroupsApi.__name__: api.groups,
             ConsumeApi.__name__: api.consumers,
             PlacementsApi.__name__: api.placements,
+            WatchApi.__name__: api.watches,
         }
         if api.sql is not None:
             self.objects[SqlApi.__name__] = api.sql

@@ -8,7 +8,7 @@ from topics_service.api.sql.requests import SqlReply, SqlRequest
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.names import is_topic_name
-from topics_service.engine.placement import SQL_SHARD
+from topics_service.engine.placement import SQL_SHARD, home_of
 from topics_service.engine.tables.model import DEFAULT_PLACEMENT
 from topics_shards.locating import Located
 
@@ -33,16 +33,16 @@ class SqlPlacements:
 
     async def reserve(self, name: str) -> int:
         """See Placements."""
-        home = self._located.home(name)
+        shards = self._located.shards
+        home = home_of(name, shards.count)
         if home == SQL_SHARD or not is_topic_name(name):
             return 0
-        shards = self._located.shards
         redirect = await shards.call(home, PlacementsApi.reserve, name, SQL_SHARD, DEFAULT_PLACEMENT)
         return redirect.token
 
     async def release(self, name: str, token: int | None = None) -> None:
         """See Placements."""
-        home = self._located.home(name)
+        home = home_of(name, self._located.shards.count)
         if home == SQL_SHARD:
             return
         if token is None:

@@ -66,7 +66,7 @@ async def test_a_token_is_known_to_the_key_of_its_session_while_that_lives() -> 
     owner = Principal(key_id="one", scopes=UNRESTRICTED.scopes, prefixes=UNRESTRICTED.prefixes)
     other = Principal(key_id="two", scopes=UNRESTRICTED.scopes, prefixes=UNRESTRICTED.prefixes)
     wid = await world.session("a", principal=owner)
-    with world.api.open(wid, {}, principal=owner) as stream:
+    with await world.api.open(wid, {}, principal=owner) as stream:
         await quiet(stream)
         token = stream.resume_token()
         assert world.api.recall(token, principal=owner) == {"a": 3}

@@ -13,6 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 import uvloop
+
+from support.waiting import until
+from topics_service.api.access.auth import Principal
+from topics_service.api.request_context import RequestContext, begin, current_request
+from topics_service.engine.errors import Reason, TopicsError
 from topics_shards.remote import RemoteShards
 from topics_shards.shards import LostCallError
 from topics_shards.wire import client, framing, server
@@ -20,11 +25,6 @@ from topics_shards.wire.client import Channel
 from topics_shards.wire.framing import CALL, HEAD, HELLO, OPEN, RUN, VERSION, Hello
 from topics_shards.wire.methods import RemoteMethod
 from topics_shards.wire.server import ShardServer, unix
-
-from support.waiting import until
-from topics_service.api.access.auth import Principal
-from topics_service.api.request_context import RequestContext, begin, current_request
-from topics_service.engine.errors import Reason, TopicsError
 
 
 class Toy:

@@ -6,9 +6,6 @@ from contextlib import aclosing, asynccontextmanager, nullcontext
 
 import pytest
 from shards.world import ShardsWorld, open_shards
-from topics_shards.locating import Located
-from topics_shards.queues import ShardedQueues
-from topics_shards.shards import LocalShards, Method, P, R, StreamMethod
 
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.engine.errors import Reason, TopicsError
@@ -16,6 +13,9 @@ from topics_service.engine.model import AppendRequest, Batch, ConfigInput, Queue
 from topics_service.engine.placement import home_of
 from topics_service.engine.queue.jobs import ClaimRequest, Job, ListJobsRequest, SettleRequest
 from topics_service.engine.watch.frames import ErrorFrame, HeartbeatFrame
+from topics_shards.locating import Located
+from topics_shards.queues import ShardedQueues
+from topics_shards.shards import LocalShards, Method, P, R, StreamMethod
 
 QUEUE = ConfigInput(type="queue")
 NAMES = ("q:a", "q:b", "q:c", "q:d", "q:e")

@@ -6,14 +6,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from topics_shards.locating import Located
-from topics_shards.remote import RemoteShards, remote_methods
-from topics_shards.shards import LocalShards, Shard, Shards
-from topics_shards.sql import ShardedSql, SqlPlacements
-from topics_shards.topics import ShardedTopics
-from topics_shards.wire.client import Channel
-from topics_shards.wire.server import ShardServer, unix
-
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.access.passwords import Passwords
 from topics_service.api.access.users import Users
@@ -26,6 +18,14 @@ from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.placement import Place
 from topics_service.storage.memory import MemoryStore
+from topics_shards.health import LocalHealth
+from topics_shards.locating import Located
+from topics_shards.remote import RemoteShards, remote_methods
+from topics_shards.shards import LocalShards, Shard, Shards
+from topics_shards.sql import ShardedSql, SqlPlacements
+from topics_shards.topics import ShardedTopics
+from topics_shards.wire.client import Channel
+from topics_shards.wire.server import ShardServer, unix
 from topics_sql.reader import Reader
 
 
@@ -34,7 +34,7 @@ class ShardsWorld:
 
     def __init__(self, engines: list[Engine], commits: list[GroupCommit], wire: "Wire | None" = None) -> None:
         apis = [TopicsApi(engine, commit) for engine, commit in zip(engines, commits, strict=True)]
-        self.engines = engines
+        self.engines, self.apis = engines, apis
         self.clock = SystemClock()
         users = Users()
         sqls = [api.serve_sql(Reader(), users, Passwords(users)) for api in apis]
@@ -42,12 +42,15 @@ class ShardsWorld:
         self.shards: Shards = LocalShards(shards) if wire is None else wire.shards(shards)
         self.wire = wire
         self.all_shards = shards
-        located = Located(self.shards)
+        """Each of them, also those that calls go to through a socket."""
+        self.located = located = Located(self.shards)
         for sql in sqls:
             sql.placements = SqlPlacements(located)
-        self.located = located
+        for api in apis:
+            api.parts.connect(self.shards)
+            api.parts.resume()
         metrics = Metrics(engines[0], CommitStatistics())
-        self.api = ShardedTopics(located, engines[0].limits, metrics, NO_OBSERVERS)
+        self.api = ShardedTopics(located, engines[0].limits, metrics, NO_OBSERVERS, LocalHealth(apis))
         self._sql = ShardedSql(located, apis[0].consumers)
 
     async def sql(self, text: str, *params: Any) -> list[list[Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from topics_service.api.access.auth import ALL_SCOPES, UNRESTRICTED, Principal
-from topics_service.api.watch import WatchApi, WatchCaps
+from topics_service.api.watch import EngineSource, WatchApi, WatchCaps
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
@@ -43,7 +43,7 @@ class Watching:
         self.statistics = WatchStatistics()
         self.overload_ms = 0
         self.api = WatchApi(
-            lambda: self.engine,
+            EngineSource(lambda: self.engine),
             self.engine.priority,
             lambda: self.overload_ms,
             self.statistics,
@@ -82,7 +82,7 @@ class Watching:
 
     async def visit(self, wid: str, cursor: Mapping[str, int] | None = None) -> list[Any]:
         """Open a stream, read what there is, and leave."""
-        with self.api.open(wid, cursor or {}, principal=UNRESTRICTED) as stream:
+        with await self.api.open(wid, cursor or {}, principal=UNRESTRICTED) as stream:
             return tell(await quiet(stream))
 
 

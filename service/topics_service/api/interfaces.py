@@ -6,7 +6,7 @@ from typing import Protocol
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.groups import CommitReply, ConsumeReply, ConsumeRequest
-from topics_service.api.metrics.collector import Metrics
+from topics_service.api.metrics.collector import Counters
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.sql import requests as sql
@@ -172,15 +172,11 @@ class Watches(Protocol):
         """Look up the resume cursors of a token of the caller's key; None if it has expired."""
         ...
 
-    def open(
-        self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None
-    ) -> AbstractContextManager[WatchStream]:
+    async def open(self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None) -> WatchStream:
         """Open a stream of a session, which resumes where the last one ended (docs/contract.md, 8.3)."""
         ...
 
-    def stream(
-        self, request: WatchRequest, *, principal: Principal, slot: bool = True
-    ) -> AbstractContextManager[WatchStream]:
+    async def stream(self, request: WatchRequest, *, principal: Principal, slot: bool = True) -> WatchStream:
         """Open a stream without a session. With `slot` it takes a connection slot."""
         ...
 
@@ -232,7 +228,7 @@ class Topics(Protocol):
         ...
 
     @property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> Counters:
         """The figures, which protocols add theirs to."""
         ...
 
@@ -319,8 +315,11 @@ class Topics(Protocol):
         """One page of a long read and the topic's epoch; see `api.bulk`."""
         ...
 
-    async def news(self, topic: str, partition: int = 0) -> None:
-        """Return when records of the partition become visible, when it is deleted, or when the server drains."""
+    async def news(self, topic: str, partition: int = 0, after: int | None = None) -> None:
+        """Return when records of the partition become visible, when it is deleted, or when the server drains.
+
+        Returns at once if there are visible records `after` a seq.
+        """
         ...
 
     async def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:

@@ -1,0 +1,76 @@
+"""Shards of which some count as those of another process, and can go away."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from itertools import count
+
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.placement import home_of
+from topics_shards.shards import LocalShards, LostCallError, Method, P, R, Shard, StreamMethod
+
+
+class FarShards(LocalShards):
+    """Calls and streams to the shards that are `away` break off, and new ones are refused."""
+
+    def __init__(self, shards: dict[int, Shard], far: Iterable[int]) -> None:
+        super().__init__(shards)
+        self.everywhere = shards
+        self.local = {number: shard for number, shard in shards.items() if number not in far}
+        self.away: set[int] = set()
+        self.items = 0
+        self.streams = 0
+        self._broken: dict[int, asyncio.Event] = {}
+
+    def break_off(self, shard: int) -> None:
+        """Lose every stream of a shard, which answers new ones at once."""
+        self._broken.pop(shard, asyncio.Event()).set()
+
+    def leave(self, shard: int) -> None:
+        """Lose every stream of a shard, and refuse new ones."""
+        self.away.add(shard)
+        self.break_off(shard)
+
+    async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """See Shards."""
+        self._check(shard)
+        await asyncio.sleep(0)
+        return await method(self.everywhere[shard].of(method), *args, **kwargs)
+
+    async def stream(
+        self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[R, None]:
+        """See Shards."""
+        self._check(shard)
+        broken = self._broken.setdefault(shard, asyncio.Event())
+        items = method(self.everywhere[shard].of(method), *args, **kwargs)
+        self.streams += 1
+        lost = asyncio.create_task(broken.wait())
+        try:
+            while True:
+                taking = asyncio.ensure_future(anext(items, None))
+                try:
+                    await asyncio.wait((taking, lost), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    if not taking.done():
+                        taking.cancel()
+                        await asyncio.wait((taking,))
+                if broken.is_set():
+                    raise LostCallError
+                item = taking.result()
+                if item is None:
+                    return
+                self.items += 1
+                yield item
+        finally:
+            self.streams -= 1
+            lost.cancel()
+            await items.aclose()
+
+    def _check(self, shard: int) -> None:
+        if shard in self.away:
+            raise TopicsError(Reason.NOT_READY, "the shard is away")
+
+
+def names(shard: int, shards: int = 3, prefix: str = "t") -> Iterable[str]:
+    """Names of topics whose home is a shard, in order."""
+    return (name for number in count() if home_of(name := f"{prefix}{number:04}", shards) == shard)
