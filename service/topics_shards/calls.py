@@ -11,6 +11,7 @@ from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchApi
+from topics_shards.process import ProcessApi
 
 CALLS: Final = (
     TopicsApi.put_topic,
@@ -55,6 +56,9 @@ CALLS: Final = (
     ConsumeApi.consume,
     ConsumeApi.ack,
     SqlApi.execute,
+    ProcessApi.report,
+    ProcessApi.stored_users,
+    ProcessApi.replace_users,
     WatchApi.follow,
     WatchApi.unfollow,
 )
@@ -78,6 +82,9 @@ READS: Final = frozenset(
         GroupsApi.consume,
         GroupsApi.positions,
         ConsumeApi.consume,
+        ProcessApi.report,
+        ProcessApi.stored_users,
+        ProcessApi.replace_users,  # as often as it may be
     }
 )
 """Those that change nothing: one that was lost with its connection is made again."""

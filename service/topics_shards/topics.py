@@ -1,6 +1,6 @@
 """Calls on topics and records over all shards."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from msgspec.structs import replace
@@ -11,6 +11,7 @@ from topics_service.api.metrics.collector import Counters
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.topics import Settable, Submitted, TopicsApi
+from topics_service.api.watch import WatchCaps
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import (
@@ -47,8 +48,17 @@ class ShardedTopics:
     sql: Sql | None = None
 
     def __init__(
-        self, located: Located, limits: Limits, metrics: Counters, observers: Observers, health: Health
+        self,
+        located: Located,
+        limits: Limits,
+        metrics: Counters,
+        observers: Observers,
+        health: Health,
+        *,
+        overload_ms: Callable[[], int] = lambda: 0,
+        watch_caps: WatchCaps | None = None,
     ) -> None:
+        """`overload_ms` is how long to hold streams back: 0 without overload."""
         self.limits = limits
         self.health = health
         self.metrics = metrics
@@ -56,7 +66,7 @@ class ShardedTopics:
         self.draining = False
         self._located = located
         self._waiting: set[Settable] = set()
-        self.watches = ShardedWatches(located, self._admit, metrics.watch)
+        self.watches = ShardedWatches(located, self._admit, metrics.watch, overload_ms, watch_caps)
         self.queues = ShardedQueues(located, lambda principal: self.watches.connection(principal))
 
     async def put_topic(

@@ -1,7 +1,13 @@
 """`topics serve --processes`: a data directory with shards, through its real doors."""
 
 import json
+import os
 import re
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +15,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.server import ServerProcess, StartFailedError
+from support.waiting import poll
 from topics_client import AsyncTopicsClient
 from topics_server.errors import StartError
 from topics_server.processes.serving import ShardedServer
@@ -103,9 +111,115 @@ async def test_statements_reach_the_tables_from_any_shard(tmp_path: Path) -> Non
 
         async def sql(text: str) -> Any:
             reply = await http.post(f"http://127.0.0.1:{server.http_port}/api/sql", json={"sql": text})
-            assert reply.status_code == 200, reply.text
+            assert reply.status_code in (200, 201), reply.text
             return reply.json()
 
         await sql("CREATE TABLE t (id INTEGER PRIMARY KEY)")
         await sql("INSERT INTO t VALUES (1), (2)")
         assert (await sql("SELECT count(*) AS n FROM t"))["results"][0]["rows"] == [[2]]
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Iterator[ServerProcess]:
+    """Two processes with four shards."""
+    server = ServerProcess(tmp_path, env={"TOPICS_PROCESSES": 2, "TOPICS_SHARDS": 4, "TOPICS_DRAIN_SECONDS": 5})
+    with server:
+        yield server
+
+
+def call(server: ServerProcess, path: str, body: Any = None) -> Any:
+    """The reply to a call on a new connection, which any of the processes may get."""
+    with httpx.Client() as http:
+        url = f"{server.base}{path}"
+        reply = http.get(url) if body is None else http.post(url, json=body)
+        assert reply.status_code in (200, 201), reply.text
+        return reply.json()
+
+
+def children(server: ServerProcess) -> list[int]:
+    """The processes that serve."""
+    return [int(pid) for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()]
+
+
+def acceptors(server: ServerProcess) -> Counter[int]:
+    """The number of connections of HTTP at each process."""
+    port, found = f"{server.http_port:04X}", Counter[int]()
+    inodes = {
+        fields[9]
+        for fields in map(str.split, Path("/proc/net/tcp").read_text().splitlines())
+        if fields[1].endswith(f":{port}") and fields[3] == "01"
+    }
+    for pid in children(server):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                found[pid] += os.readlink(link).removeprefix("socket:[").removesuffix("]") in inodes
+    return found
+
+
+def test_any_process_answers_any_call(several: ServerProcess) -> None:
+    for number, name in enumerate(NAMES):
+        assert call(several, f"/v0/topics/{name}", {"records": [{"data": number}]})["head_seq"] == 1
+    with ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=several.base)) for _ in range(24)]
+        for client in clients:
+            for number, name in enumerate(NAMES):
+                found = client.post(f"/v0/topics/{name}/diff", json={"from_seq": 0}).json()
+                assert [record["data"] for record in found["records"]] == [number]
+        assert min(acceptors(several).values()) > 0, "one process got all connections"
+        assert {client.get("/v0/ready").json()["topics"] for client in clients} == {len(NAMES)}
+        counts = [client.get("/v0/metrics", headers={"accept": "application/json"}).json() for client in clients]
+        assert {(each["topics"], each["records_live"]) for each in counts} == {(len(NAMES), len(NAMES))}
+
+
+def test_a_killed_process_is_started_again_and_has_what_was_acknowledged(several: ServerProcess) -> None:
+    acknowledged: Counter[str] = Counter()
+    before = children(several)
+    for turn in range(3):
+        for name in NAMES:
+            body = {"records": [{"data": turn}], "config": {"durability": "fsync"}}
+            acknowledged[name] = call(several, f"/v0/topics/{name}", body)["head_seq"]
+        os.kill(before[turn % 2], signal.SIGKILL)
+        poll(lambda old=before: len(children(several)) == 2 and children(several) != old, 20, "another process")
+        before = children(several)
+        poll(lambda: is_ready(several), 20, "readiness")
+    for name in NAMES:
+        assert call(several, f"/v0/topics/{name}/diff", {"from_seq": 0})["head_seq"] >= acknowledged[name]
+    assert several.log.count("was killed by signal 9; starts again") == 3
+    assert several.stop() == 0
+
+
+def is_ready(server: ServerProcess) -> bool:
+    """Return whether every process says so."""
+    try:
+        with httpx.Client() as http:
+            return all(http.get(f"{server.base}/v0/ready").status_code == 200 for _ in range(8))
+    except httpx.TransportError:
+        return False
+
+
+def test_a_stop_lets_calls_end_in_all_processes(several: ServerProcess) -> None:
+    call(several, "/v0/topics/a", {"records": [{"data": 1}]})
+    with ThreadPoolExecutor(8) as pool:
+        waits = [pool.submit(call, several, "/v0/topics/a/diff", {"from_seq": 1, "wait_ms": 20_000}) for _ in range(8)]
+        poll(lambda: sum(acceptors(several).values()) == 8, 10, "long polls")
+        assert several.stop(10) == 0
+        assert [wait.result()["records"] for wait in waits] == [[]] * 8
+    assert "processes do not end" not in several.log
+    assert several.start().stop() == 0
+
+
+def test_processes_end_with_their_parent(several: ServerProcess) -> None:
+    before = children(several)
+    os.kill(several.pid, signal.SIGKILL)
+    poll(lambda: not any(Path(f"/proc/{pid}").exists() for pid in before), 15, "the end of the processes")
+    several.wait(5)
+    several.start()
+
+
+def test_a_process_that_does_not_start_is_the_end_of_all(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path, env={"TOPICS_PROCESSES": 2, "TOPICS_SHARDS": 2})
+    server.start().stop()
+    (tmp_path / "data" / "shards" / "1" / "CURRENT").unlink()
+    with pytest.raises(StartFailedError, match="exited with 1") as raised:
+        server.start()
+    assert "CURRENT is missing" in str(raised.value)

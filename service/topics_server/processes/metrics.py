@@ -34,11 +34,12 @@ class ProcessMetrics(Counters):
         self._shards = list(shards)
         self._sources = sources
         self._others = others
+        self.watch_lag: Callable[[], WatchLag] = WatchLag
 
     def report(self, allowed: Allowed = None) -> Report:
         """The metrics of this process with its shards."""
         tables = merging.tables([shard.tables(allowed) for shard in self._shards], _SHOWN)  # the first expires records
-        edge = (*self._streams(), *self.families(self._sources, WatchLag()), *of_process())
+        edge = (*self._streams(), *self.families(self._sources, self.watch_lag()), *of_process())
         parts = [[Family.of(each) for each in part] for part in (edge, *(shard.of_engine() for shard in self._shards))]
         return Report(merging.families(parts), tables, self._snapshot())
 
