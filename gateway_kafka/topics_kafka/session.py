@@ -23,6 +23,7 @@ from topics_kafka.protocol import (
 from topics_net import background
 from topics_service.api.budget import MemoryBudget, Share
 from topics_service.api.request_context import KafkaRequest, current_request
+from topics_service.api.running import LostCallError
 
 if TYPE_CHECKING:
     from topics_kafka.connection import Connection
@@ -264,6 +265,10 @@ class Session:
                     self._end("failed", "%s was cancelled", request.api.name)
                     return
                 error = request.future.exception()
+                if isinstance(error, LostCallError):
+                    self._forget(request, "failed")
+                    self._end("failed", "%s may have had its effect or not: who ran it is gone", request.api.name)
+                    return
                 if error is not None:
                     extra = {"request": KafkaRequest(self._context.peer, request.correlation).text}
                     log.error("%s version %d failed", request.api.name, request.version, exc_info=error, extra=extra)

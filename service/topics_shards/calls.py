@@ -19,6 +19,7 @@ CALLS: Final = (
     TopicsApi.list_topics,
     TopicsApi.delete_topic,
     TopicsApi.append,
+    TopicsApi.publish,
     TopicsApi.diff,
     TopicsApi.bulk,
     TopicsApi.news,
