@@ -1,8 +1,10 @@
 """Resources that a server acquires before it serves: descriptors, certificates, files, sockets and the store."""
 
 import contextlib
+import copy
 import socket
-from typing import Self
+from dataclasses import replace
+from typing import Final, Self
 
 from topics_server import tracing
 from topics_server.audit import AuditFile
@@ -16,6 +18,8 @@ from topics_server.tracing.noop import Tracing
 from topics_service.storage.boot import boot_id
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
+
+_LEAST_TABLES: Final = 16
 
 
 class Resources:
@@ -67,6 +71,17 @@ class Resources:
                 self.store = store or _open_store(self.settings, self.tables)
             self._stack = stack.pop_all()
         return self
+
+    def for_shard(self, shard: int, count: int) -> Self:
+        """The resources of one of `count` shards in this process: the same, but with a directory of its own, and with
+        its part of the memory and of the open files. They end with these."""
+        if count == 1:
+            return self
+        made = copy.copy(self)
+        path = self.settings.data_path / "shards" / str(shard)
+        made.settings = replace(self.settings, data_dir=str(path), memory_bytes=self.settings.memory_bytes // count)
+        made.tables = max(_LEAST_TABLES, self.tables // count)
+        return made
 
     def close(self, *, is_sound: bool) -> StoreError | None:
         """Flush memory to disk and release everything. Blocks. Returns the error if the write failed.
