@@ -41,6 +41,7 @@ class Puller:
         self._routers = routers
         self._clock = clock
         self._tasks: dict[ForeignSource, asyncio.Task[None]] = {}
+        self._retries: dict[ForeignSource, asyncio.Event] = {}  # of those that wait after an error
         self._others: set[asyncio.Task[Any]] = set()
         self._asking: dict[tuple[str, str], asyncio.Task[int | None]] = {}
         self._asked: dict[tuple[str, str], asyncio.Task[int | None]] = {}
@@ -82,17 +83,27 @@ class Puller:
             await asyncio.wait([before])
         self._asking[key] = self._asked.pop(key)
         try:
-            return await self._located.call(key[0], 0, RoutersApi.head, *key)
+            head = await self._located.call(key[0], 0, RoutersApi.head, *key)
+            self._resume(key[0])
+            return head
         except (TopicsError, LostCallError):
             return None
         finally:
             if self._asking.get(key) is asyncio.current_task():
                 del self._asking[key]
 
+    def _resume(self, topic: str) -> None:
+        """The shard of a topic answers again: readers wait for what comes from there."""
+        for source, retry in self._retries.items():
+            if source.name == topic and source.error is not None:
+                source.error = None
+                retry.set()
+
     def _open(self, source: ForeignSource) -> None:
         self._tasks[source] = background.start(self._pull(source))
 
     def _close(self, source: ForeignSource) -> None:
+        self._retries.pop(source, None)
         task = self._tasks.pop(source, None)
         if task is not None:
             task.cancel()
@@ -115,9 +126,13 @@ class Puller:
             except Exception as failed:
                 self._log.error('the pull from topic "%s" failed: %r', source.name, failed)
                 error = TopicsError(Reason.INTERNAL, f'the pull from topic "{source.name}" failed')
-            source.fail(error)
             delay = _FIRST_DELAY if source.log.view.head > before else delay
-            await asyncio.sleep(delay)
+            retry = self._retries[source] = asyncio.Event()
+            source.fail(error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await retry.wait()
+            self._retries.pop(source, None)
             delay = min(2 * delay, _LONGEST_DELAY)
 
     async def _follow(self, source: ForeignSource) -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import random
+from collections.abc import Coroutine
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +20,7 @@ from topics_service.engine.router.places import RouterPlace
 from topics_service.engine.router.router import ListRoutersRequest, PutRouterReply, PutRouterRequest, RouterConfig
 from topics_service.engine.router.stretch import BYTES
 from topics_service.storage.store import Family
+from topics_shards.shards import LostCallError
 
 
 async def put(
@@ -303,3 +306,33 @@ async def test_whatever_ends_nothing_is_left_out_or_there_twice(seed: int) -> No
             assert await world.read(dest) == expected[name]
             state = await world.api.routers.get(name, principal=UNRESTRICTED)
             assert (state.forwarded_total, state.lag_records) == (head, 0)
+
+
+@pytest.mark.parametrize("dying", ["name", "source", "dest"])
+async def test_a_shard_ends_at_each_step_of_a_put_and_a_delete(dying: str) -> None:
+    a, b = names(3, 0, 1)
+    router = names(3, 2, prefix="r")[0]
+    shard = {"name": 2, "source": 0, "dest": 1}[dying]
+    for turns in range(0, 50, 2):
+        async with open_world() as world:
+            with suppress(TopicsError, LostCallError):
+                await ends(world, shard, turns, put(world, router, a, b))
+            await put(world, router, a, b)
+            assert sum(len(world.engine(number).routers) for number in range(3)) == 1
+            await world.append(a, b"1")
+            assert await world.read(b) == [b"1"], turns
+            with suppress(TopicsError, LostCallError):
+                await ends(world, shard, turns, world.api.routers.delete(router, principal=UNRESTRICTED))
+            await world.api.routers.delete(router, principal=UNRESTRICTED)
+            assert sum(len(world.engine(number).routers) for number in range(3)) == 0
+            with pytest.raises(TopicsError):
+                await world.api.routers.get(router, principal=UNRESTRICTED)
+
+
+async def ends(world: World, dying: int, turns: int, work: Coroutine[Any, Any, object]) -> None:
+    """End a shard when a call has had so many turns of the loop."""
+    call = asyncio.create_task(work)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await world.crash(dying)
+    await call

@@ -20,6 +20,7 @@ from topics_service.engine.router.router import (
     ListRoutersRequest,
     PutRouterReply,
     PutRouterRequest,
+    Router,
     RouterConfig,
     RouterState,
 )
@@ -27,6 +28,7 @@ from topics_service.engine.router.routers import CatchUp
 from topics_service.engine.router.stretch import PullRequest, SourceEnd, SourceIdentity, Stretch
 
 # Rounds of forwarding between requests before a router gets other ends: what comes in the last is forwarded at once.
+# A reader asks a source so often, should its shard end in between.
 _ROUNDS: Final = 3
 
 
@@ -105,7 +107,7 @@ class RoutersApi:
         self._check_owner(engine, name, principal)
         router = engine.routers.find(name)
         if router is not None and router.foreign is not None:
-            await self._catch_up(engine, await self._refreshed(CatchUp(router)))
+            await self._pulled(engine, router)
         catch_up = engine.routers.catch_up(name)
         if catch_up is not None:
             await self._catch_up(engine, catch_up)
@@ -141,7 +143,7 @@ class RoutersApi:
         engine = self._admit()
         if self.pulls is not None:
             for router in engine.routers.foreign_feeders(topic):
-                await self._catch_up(engine, await self._refreshed(CatchUp(router)))
+                await self._pulled(engine, router)
         for catch_up in engine.routers.behind(topic):
             await self._catch_up(engine, catch_up)
 
@@ -240,6 +242,15 @@ class RoutersApi:
         await self._settle(self._admit().routers.places.remove(name, expected))
 
     # --------------------------------------------------------------- internals
+
+    async def _pulled(self, engine: Engine, router: Router) -> None:
+        """Return when the router has forwarded what its source in another shard holds now, or that does not answer."""
+        for _ in range(_ROUNDS):
+            known = CatchUp(router)
+            catch_up = await self._refreshed(known)
+            await self._catch_up(engine, catch_up)
+            if catch_up is known or catch_up.is_over or router.fault is not None:
+                return
 
     async def _refreshed(self, catch_up: CatchUp) -> CatchUp:
         """The wait, up to what a source in another shard holds now."""
