@@ -2,7 +2,10 @@
 
 from typing import Final
 
+from topics_service.api.catalog_copy import CatalogApi
 from topics_service.api.groups import GroupsApi
+from topics_service.api.kafka_logs import KafkaApi
+from topics_service.api.membership import MembershipCalls
 from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
@@ -25,6 +28,26 @@ CALLS: Final = (
     TopicsApi.news,
     TopicsApi.locate,
     TopicsApi.delete_records,
+    TopicsApi.create_topic,
+    CatalogApi.follow,
+    CatalogApi.find,
+    KafkaApi.append,
+    KafkaApi.fetch,
+    KafkaApi.offsets,
+    KafkaApi.producers,
+    KafkaApi.sizes,
+    KafkaApi.new_producer_id,
+    KafkaApi.cluster_id,
+    MembershipCalls.join,
+    MembershipCalls.sync,
+    MembershipCalls.heartbeat,
+    MembershipCalls.leave,
+    MembershipCalls.beat,
+    MembershipCalls.commit,
+    MembershipCalls.positions,
+    MembershipCalls.delete_positions,
+    MembershipCalls.look,
+    MembershipCalls.listing,
     PartsApi.describe,
     PartsApi.extend,
     PartsApi.adopt,
@@ -111,6 +134,16 @@ READS: Final = frozenset(
         ProcessApi.stored_users,
         ProcessApi.replace_users,  # as often as it may be
         ShardedWatches.recall_here,
+        CatalogApi.find,
+        KafkaApi.fetch,
+        KafkaApi.offsets,
+        KafkaApi.producers,
+        KafkaApi.sizes,
+        KafkaApi.new_producer_id,
+        KafkaApi.cluster_id,
+        MembershipCalls.positions,
+        MembershipCalls.look,
+        MembershipCalls.listing,
     }
 )
 """Those that change nothing: one that was lost with its connection is made again."""
