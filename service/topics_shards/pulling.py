@@ -21,6 +21,8 @@ from topics_shards.shards import LostCallError
 
 _FIRST_DELAY: Final = 0.05
 _LONGEST_DELAY: Final = 2.0
+_GONE_MS: Final = 60_000
+"""The time after which routers go with a source whose home does not tell this shard of its end, as it should."""
 _SWEEP_SECONDS: Final = 60.0
 _SWEPT_NAMES: Final = 500
 UNMADE_MS: Final = 10_000
@@ -110,7 +112,7 @@ class Puller:
 
     async def _pull(self, source: ForeignSource) -> None:
         """Pull from a source until it is closed."""
-        delay = _FIRST_DELAY
+        delay, gone_since = _FIRST_DELAY, 0
         while True:
             before = source.log.view.head
             try:
@@ -120,7 +122,9 @@ class Puller:
                 error = TopicsError(Reason.NOT_READY, f'the shard of topic "{source.name}" does not answer')
             except TopicsError as refused:
                 error = refused
-                if is_unknown(refused, source.name) and await self._is_gone(source):
+                is_gone = is_unknown(refused, source.name) and await self._is_gone(source)
+                gone_since = (gone_since or self._clock.now_ms()) if is_gone else 0
+                if gone_since and self._clock.now_ms() - gone_since > _GONE_MS:
                     self._keep(background.start(self._api.drop_source(source.name, source.identity.topic_id)))
                     return
             except Exception as failed:

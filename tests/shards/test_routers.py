@@ -131,6 +131,9 @@ async def test_rules_are_those_of_one_engine() -> None:
         assert (moved.detail or {})["reason"] in ("router_dest_fan_in", "router_repoint_forbidden")
         await world.api.put_topic(d, ConfigInput(), partition_count=2, principal=UNRESTRICTED)
         assert (await refusal(world, "da", d, a)).reason is Reason.INVALID_REQUEST
+        with pytest.raises(TopicsError) as grown:
+            await world.api.put_topic(a, ConfigInput(), partition_count=2, principal=UNRESTRICTED)
+        assert grown.value.reason is Reason.INVALID_REQUEST
         found = await world.api.routers.page(ListRoutersRequest(page_size=1), principal=UNRESTRICTED)
         assert ([state.router for state in found.routers], found.next_after) == (["ab"], "ab")
         rest = await world.api.routers.page(ListRoutersRequest(after="ab"), principal=UNRESTRICTED)

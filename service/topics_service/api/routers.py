@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
+from msgspec.structs import replace
+
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_names, check_owned
 from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
@@ -202,17 +204,24 @@ class RoutersApi:
         """What follows in a topic, at once and then as it comes: first of all how things stand."""
         upstream: list[str] | None = None
         is_first = True
-        while True:
-            stretch = self._admit().routers.stretch(request)
-            if is_first or stretch.to > stretch.after:
-                is_first, request = False, PullRequest(topic=request.topic, topic_id=request.topic_id, after=stretch.to)
-                if stretch.upstream == upstream:
-                    stretch.upstream = None
+        topic, pulled = request.topic, self._admit().routers.pulled
+        pulled[topic] = pulled.get(topic, 0) + 1
+        try:
+            while True:
+                stretch = self._admit().routers.stretch(request)
+                if is_first or stretch.to > stretch.after:
+                    is_first, request = False, replace(request, after=stretch.to)
+                    if stretch.upstream == upstream:
+                        stretch.upstream = None
+                    else:
+                        upstream = stretch.upstream
+                    yield stretch
                 else:
-                    upstream = stretch.upstream
-                yield stretch
-            else:
-                await self._news(request.topic)
+                    await self._news(topic)
+        finally:
+            pulled[topic] -= 1
+            if not pulled[topic]:
+                del pulled[topic]
 
     async def drop_source(self, topic: str, topic_id: str | None = None) -> list[str]:
         """Remove the routers from a topic of another shard that was deleted; return their names."""

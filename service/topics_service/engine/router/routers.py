@@ -85,6 +85,8 @@ class Routers:
         self.rings = Rings(self._graph, self._from)
         self.foreign = ForeignSources()
         self.places = RouterPlaces(writer, clock)
+        self.pulled: dict[str, int] = {}
+        """The topics that routers in other shards copy from at the moment, and how many streams each has."""
         self._grown: dict[str, None] = {}  # sources with records that their routers have not seen
         self._due: deque[Router] = deque()
         self._blocked: dict[Router, None] = {}
