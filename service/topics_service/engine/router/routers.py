@@ -216,6 +216,10 @@ class Routers:
         found = {**self._from.get(topic, {}), **self._to.get(topic, {})}
         return [found[name] for name in sorted(found)]
 
+    def is_end(self, topic: str) -> bool:
+        """Return whether a router, here or in another shard, has the topic as an end."""
+        return topic in self._from or topic in self._to or topic in self.pulled
+
     def remove(self, routers: Iterable[Router], tx: Transaction) -> None:
         """Stage the removal of the routers' rows; `removed` must follow the commit."""
         for router in routers:
@@ -265,6 +269,10 @@ class Routers:
         if feeders is None:
             return []
         return [CatchUp(router) for router in feeders.values() if self._is_behind(router)]
+
+    def may_be_behind(self, topic: str) -> bool:
+        """Return whether a reader of the topic may have to wait: what another shard holds is known there only."""
+        return any(router.foreign is not None or self._is_behind(router) for router in self._to.get(topic, {}).values())
 
     def foreign_feeders(self, topic: str) -> list[Router]:
         """The routers into the topic whose source is in another shard."""
