@@ -150,6 +150,8 @@ class Puller:
             room.clear()
         async with aclosing(self._located.shards.stream(shard, RoutersApi.pull, request)) as stretches:
             async for stretch in stretches:
+                if stretch.head < stretch.after:  # a backup of its shard was restored
+                    self._routers.rewind(source, stretch.head)
                 source.take(stretch)
                 while not source.has_room:
                     room.clear()

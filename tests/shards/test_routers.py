@@ -1,6 +1,7 @@
 """Routers whose ends lie in different shards: the same as on one engine, whatever ends in between."""
 
 import asyncio
+import copy
 import random
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -254,6 +255,25 @@ async def test_a_source_that_is_away_ends_the_wait_of_readers() -> None:
         world.begin(0)
         await world.append(a, b"2")
         await until(lambda: world.engine_of(b).catalog.visible(b).log.view.head == 2)
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+async def test_a_source_that_is_put_back_is_followed_from_there(guarantee: str) -> None:
+    a, b, c = names(3, 0, 1, 1)
+    async with open_world() as world:
+        await put(world, "r", a, b, guarantee=guarantee)
+        await put(world, "s", a, c, guarantee=guarantee)
+        await world.append(a, b"1", b"2")
+        assert await world.read(b) == await world.read(c) == [b"1", b"2"]
+        kept = copy.deepcopy(world.stores[0])
+        await world.append(a, b"3", b"4")
+        assert await world.read(b) == await world.read(c) == [b"1", b"2", b"3", b"4"]
+        await world.end(0)
+        world.stores[0] = kept
+        world.begin(0)
+        await until(lambda: all(each.log.view.head == 2 for each in world.engine(1).routers.foreign))
+        await world.append(a, b"5", b"6", b"7")
+        assert await world.read(b) == await world.read(c) == [b"1", b"2", b"3", b"4", b"5", b"6", b"7"]
 
 
 async def test_places_of_routers_that_are_gone_are_swept() -> None:

@@ -336,6 +336,18 @@ class Routers:
             self.on_due()
         return router.fault is None and not catch_up.is_over
 
+    def rewind(self, source: ForeignSource, head: int) -> None:
+        """Begin behind the head of a source that was put back to an earlier state: its next records are new ones."""
+        name = source.name
+        for router in [router for router in source.routers if router.cursor > head]:
+            with Transaction(self._writer) as tx:
+                self.forwarding.forget_copies(tx, router, head)
+                tx.batch.put(Family.ROUTERS, *router.cursor_row(head, router.forwarded))
+                tx.commit()
+            router.cursor, router.dedup_to = head, None
+            self.foreign.leave(source, router)
+            router.source = self.foreign.join(name, source.identity, router, self._wakes[name])
+
     def awaits_source(self, catch_up: CatchUp) -> bool:
         """Return whether an awaited router needs records that are still to come from another shard."""
         router = catch_up.router
