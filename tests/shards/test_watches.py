@@ -331,7 +331,7 @@ async def open_processes() -> AsyncIterator[tuple[World, World]]:
     async with open_shards(3) as world:
         first, second = World(world, (1, 2), 0, 2), World(world, (0,), 1, 2)
         for each, other in ((first, second), (second, first)):
-            each.shards.objects[other.shards.process] = other.api.watches
+            each.shards.objects[each.shards.number_of(other.shards.process)] = other.api.watches
         yield first, second
 
 
