@@ -3,8 +3,10 @@
 from typing import Final
 
 from topics_service.api.groups import GroupsApi
+from topics_service.api.mirrors import MirrorsApi
 from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
+from topics_service.api.positions import PositionsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.sql.consume import ConsumeApi
@@ -41,16 +43,28 @@ CALLS: Final = (
     RoutersApi.page,
     RoutersApi.delete,
     GroupsApi.page,
-    GroupsApi.get,
-    GroupsApi.delete,
-    GroupsApi.consume,
-    GroupsApi.commit,
-    GroupsApi.positions,
-    GroupsApi.reset,
-    GroupsApi.delete_positions,
     PlacementsApi.reserve,
     PlacementsApi.release,
     PlacementsApi.find,
+    PositionsApi.describe,
+    PositionsApi.held,
+    PositionsApi.position,
+    PositionsApi.fetch,
+    PositionsApi.names,
+    PositionsApi.exists,
+    PositionsApi.commit,
+    PositionsApi.advance,
+    PositionsApi.pin,
+    PositionsApi.begin_reset,
+    PositionsApi.reset,
+    PositionsApi.check_unused,
+    PositionsApi.delete_positions,
+    PositionsApi.delete,
+    PositionsApi.ends,
+    PositionsApi.ends_of,
+    MirrorsApi.begin,
+    MirrorsApi.tell,
+    MirrorsApi.complete,
     ConsumeApi.consume,
     ConsumeApi.ack,
     SqlApi.execute,
@@ -68,9 +82,6 @@ READS: Final = frozenset(
         RoutersApi.get,
         RoutersApi.page,
         GroupsApi.page,
-        GroupsApi.get,
-        GroupsApi.consume,
-        GroupsApi.positions,
         ConsumeApi.consume,
     }
 )

@@ -6,8 +6,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from topics_service.api.groups import GroupsApi
+from topics_service.api.mirrors import MirrorsApi
 from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
+from topics_service.api.positions import PositionsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.running import LostCallError as LostCallError  # for importers of both
@@ -36,6 +38,8 @@ class Shard:
             GroupsApi.__name__: api.groups,
             ConsumeApi.__name__: api.consumers,
             PlacementsApi.__name__: api.placements,
+            PositionsApi.__name__: api.positions,
+            MirrorsApi.__name__: api.mirrors,
         }
         if api.sql is not None:
             self.objects[SqlApi.__name__] = api.sql

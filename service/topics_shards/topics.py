@@ -27,6 +27,8 @@ from topics_service.engine.model import (
     TopicState,
 )
 from topics_service.engine.names import check_placement, check_topic_name
+from topics_shards.consumers import ShardedConsumers
+from topics_shards.groups import ShardedGroups
 from topics_shards.locating import Located
 from topics_shards.queues import ShardedQueues
 
@@ -47,6 +49,8 @@ class ShardedTopics:
         self.observers = observers
         self.draining = False
         self._located = located
+        self.groups = ShardedGroups(located, limits, observers)
+        self.consumers = ShardedConsumers(located)
         self._waiting: set[Settable] = set()
         self.queues = ShardedQueues(located, lambda principal: self.watches.connection(principal))
 

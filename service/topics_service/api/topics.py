@@ -18,9 +18,11 @@ from topics_service.api.catalog import CatalogView
 from topics_service.api.groups import GroupsApi
 from topics_service.api.membership import MembershipApi
 from topics_service.api.metrics.collector import Metrics, MetricsSources
+from topics_service.api.mirrors import MirrorsApi
 from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
 from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
+from topics_service.api.positions import PositionsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.scheduling.batcher import WriteBatcher
@@ -115,6 +117,8 @@ class TopicsApi:
             self._admit, self._settle, self.routers.forwarded, self.expiry_durable, self.notify_on_drain, observers
         )
         self.placements = PlacementsApi(self._admit, self._settle)
+        self.positions = PositionsApi(self._admit, self._settle)
+        self.mirrors = MirrorsApi(self._admit, self._settle)
         self.sql: SqlApi | None = None
         self.queues = QueuesApi(
             self._admit, self._settle, self.watches.connection, self.routers.forwarded, observers=observers
