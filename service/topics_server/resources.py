@@ -1,6 +1,7 @@
 """Resources that a server acquires before it serves: descriptors, certificates, files, sockets and the store."""
 
 import contextlib
+import copy
 import socket
 from typing import Self
 
@@ -13,6 +14,7 @@ from topics_server.ports import bind
 from topics_server.settings import Settings
 from topics_server.tls import ServerCertificates, TlsError, certificates
 from topics_server.tracing.noop import Tracing
+from topics_service.storage import shardfiles
 from topics_service.storage.boot import boot_id
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
@@ -20,7 +22,7 @@ from topics_service.storage.store import StoreError
 
 class Resources:
     """Open files, bound sockets and the open store of one server. `settings` has its shares of the descriptors, of
-    which the store may use `tables`."""
+    which the store may use `tables`. Where it `shares_ports`, other processes listen on the same."""
 
     settings: Settings
     tables: int
@@ -30,19 +32,30 @@ class Resources:
     http_socket: socket.socket
     kafka_socket: socket.socket | None
     store: RocksStore
+    shares_ports = False
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._opens_store = True
 
     @classmethod
-    def open(cls, settings: Settings, store: RocksStore | None = None, *, opens_store: bool = True) -> Self:
+    def open(
+        cls,
+        settings: Settings,
+        store: RocksStore | None = None,
+        *,
+        opens_store: bool = True,
+        shares_ports: bool = False,
+    ) -> Self:
         """Take everything, or nothing. A given `store` is the open one in `settings.data_path`; without `opens_store`
         there is none.
 
         Blocks for as long as RocksDB takes. Raises StartError.
         """
+        if opens_store or settings.cluster_store:
+            _check_unsharded(settings)
         self = cls()
+        self.shares_ports = shares_ports
         with self._stack as stack:
             try:
                 self.settings, self.tables = share(settings)
@@ -57,16 +70,25 @@ class Resources:
             except tracing.TracingError as error:
                 raise StartError(str(error)) from None
             stack.callback(self.traces.stop)
-            self.http_socket = stack.enter_context(bind(settings.host, settings.port, "TOPICS_PORT"))
+            self.http_socket = stack.enter_context(
+                bind(settings.host, settings.port, "TOPICS_PORT", is_shared=shares_ports)
+            )
             self.kafka_socket = None
             if settings.kafka_port:
-                kafka_socket = bind(settings.host, int(settings.kafka_port), "TOPICS_KAFKA_PORT")
+                port = int(settings.kafka_port)
+                kafka_socket = bind(settings.host, port, "TOPICS_KAFKA_PORT", is_shared=shares_ports)
                 self.kafka_socket = stack.enter_context(kafka_socket)
             self._opens_store = opens_store
             if opens_store:
-                self.store = store or _open_store(self.settings, self.tables)
+                self.store = store or open_store(self.settings, self.tables)
             self._stack = stack.pop_all()
         return self
+
+    def with_settings(self, settings: Settings) -> Self:
+        """The same files with other settings, for a part of a server. The original is to be closed."""
+        part = copy.copy(self)
+        part.settings = settings
+        return part
 
     def close(self, *, is_sound: bool) -> StoreError | None:
         """Flush memory to disk and release everything. Blocks. Returns the error if the write failed.
@@ -94,7 +116,21 @@ def _open_audit_file(settings: Settings) -> AuditFile | None:
         raise StartError(f"TOPICS_AUDIT_LOG {settings.audit_log}: {error.strerror}") from None
 
 
-def _open_store(settings: Settings, tables: int) -> RocksStore:
+def _check_unsharded(settings: Settings) -> None:
+    """Raise StartError for a data directory with shards."""
+    try:
+        count = shardfiles.count_of(settings.data_path)
+    except StoreError as error:
+        raise StartError(str(error)) from None
+    if count is not None:
+        raise StartError(
+            f"the data directory {settings.data_path} has {count} shards: serve it with --processes 1 to {count} "
+            "(TOPICS_PROCESSES)"
+        )
+
+
+def open_store(settings: Settings, tables: int) -> RocksStore:
+    """Open the database in `settings.data_path`. Blocks for as long as RocksDB takes. Raises StartError."""
     try:
         store = RocksStore(
             settings.data_path,

@@ -19,7 +19,7 @@ from topics_server.logs import FORMATS
 from topics_server.memory import Plan, plan
 from topics_server.setting_checks import SettingsError as SettingsError
 from topics_server.setting_checks import check
-from topics_server.setting_kinds import Read, one_of, read_address, read_members, read_port, read_store
+from topics_server.setting_kinds import MOST_SHARDS, Read, one_of, read_address, read_members, read_port, read_store
 from topics_server.setting_kinds import setting as _setting
 from topics_service.api.access.hosts import Hosts, parse_authority, read_names, read_origins
 
@@ -243,6 +243,16 @@ class Settings:
         0,
         "number of extra processes that serve BulkDiff to long reads, at most 64",
         maximum=_MAX_BULK_READERS,
+    )
+    processes: int = _setting(
+        "TOPICS_PROCESSES",
+        0,
+        "number of processes that share the shards of the data directory, at most 64, see processes.md; 0 is a server "
+        "without shards",
+        maximum=MOST_SHARDS,
+    )
+    shards: int = _setting(
+        "TOPICS_SHARDS", 8, "number of shards of a new data directory with TOPICS_PROCESSES", maximum=MOST_SHARDS
     )
     drain_seconds: int = _setting("TOPICS_DRAIN_SECONDS", 10, "time that a stop waits for running requests")
     header_timeout_seconds: int = _setting(

@@ -12,6 +12,9 @@ from topics_service.api.routers import RoutersApi
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
+from topics_service.api.watch import WatchApi
+from topics_shards.process import ProcessApi
+from topics_shards.watches import ShardedWatches
 
 CALLS: Final = (
     TopicsApi.put_topic,
@@ -68,6 +71,14 @@ CALLS: Final = (
     ConsumeApi.consume,
     ConsumeApi.ack,
     SqlApi.execute,
+    ProcessApi.report,
+    ProcessApi.stored_users,
+    ProcessApi.replace_users,
+    WatchApi.follow,
+    WatchApi.unfollow,
+    ShardedWatches.open_here,
+    ShardedWatches.recall_here,
+    ShardedWatches.remove_sessions_here,
 )
 
 READS: Final = frozenset(
@@ -83,6 +94,10 @@ READS: Final = frozenset(
         RoutersApi.page,
         GroupsApi.page,
         ConsumeApi.consume,
+        ProcessApi.report,
+        ProcessApi.stored_users,
+        ProcessApi.replace_users,  # as often as it may be
+        ShardedWatches.recall_here,
     }
 )
 """Those that change nothing: one that was lost with its connection is made again."""

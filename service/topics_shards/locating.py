@@ -7,7 +7,7 @@ from typing import Final
 
 from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
-from topics_service.engine.errors import Reason, TopicsError, partition_not_found
+from topics_service.engine.errors import Reason, TopicsError, is_in_another_shard, partition_not_found
 from topics_service.engine.parts import TopicDefinition
 from topics_service.engine.placement import home_of, shard_of, shard_of_placement
 from topics_service.engine.redirects import ElsewhereError, Redirect
@@ -48,7 +48,7 @@ class Located:
             try:
                 return await self.shards.call(shard, method, *args, **kwargs)
             except TopicsError as error:
-                if not is_unknown(error, name):
+                if not is_unknown(error, name) and not is_in_another_shard(error, name):
                     raise
                 is_elsewhere = await self._is_elsewhere(name, shard, error)
                 if not is_elsewhere and shard == self.home(name):
@@ -80,7 +80,9 @@ class Located:
             try:
                 return await self.shards.call(home, method, *args, **kwargs)
             except TopicsError as error:
-                if not is_unknown(error, name) or not await self._is_elsewhere(name, home, error):
+                if not is_unknown(error, name) and not is_in_another_shard(error, name):
+                    raise
+                if not await self._is_elsewhere(name, home, error):
                     raise
             except LostCallError:
                 continue

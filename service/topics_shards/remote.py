@@ -1,9 +1,9 @@
 """All shards of a server, some of them in other processes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Final
 
 from topics_service.engine.errors import Reason, TopicsError
 from topics_shards.calls import CALLS, READS

@@ -16,6 +16,7 @@ from topics_service.api.running import LostCallError as LostCallError  # for imp
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
+from topics_service.api.watch import WatchApi
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,12 +26,23 @@ StreamMethod = Callable[Concatenate[Any, P], AsyncGenerator[R, None]]
 """One that is an asynchronous generator."""
 
 
-class Shard:
-    """The APIs of one shard of this process, by the name of their class."""
+class Objects:
+    """What calls reach in one place, by the name of the class: in a shard, or in a process whatever its shards."""
+
+    def __init__(self, *objects: object) -> None:
+        self.objects = {type(each).__name__: each for each in objects}
+
+    def of(self, method: Callable[..., object]) -> object:
+        """The object that has the method."""
+        return self.objects[method.__qualname__.partition(".")[0]]
+
+
+class Shard(Objects):
+    """The APIs of one shard of this process."""
 
     def __init__(self, api: TopicsApi) -> None:
         self.api = api
-        self.objects: dict[str, object] = {
+        self.objects = {
             TopicsApi.__name__: api,
             PartsApi.__name__: api.parts,
             QueuesApi.__name__: api.queues,
@@ -40,13 +52,10 @@ class Shard:
             PlacementsApi.__name__: api.placements,
             PositionsApi.__name__: api.positions,
             MirrorsApi.__name__: api.mirrors,
+            WatchApi.__name__: api.watches,
         }
         if api.sql is not None:
             self.objects[SqlApi.__name__] = api.sql
-
-    def of(self, method: Callable[..., object]) -> object:
-        """The object that has the method."""
-        return self.objects[method.__qualname__.partition(".")[0]]
 
 
 class Shards(ABC):
@@ -55,6 +64,13 @@ class Shards(ABC):
     count: int
     local: Mapping[int, Shard]
     """Those of this process."""
+    processes: int = 1
+    process: int = 0
+    """The number of this process among them."""
+
+    def number_of(self, process: int) -> int:
+        """The number by which `call` and `stream` reach a process: those of processes follow those of shards."""
+        return self.count + process
 
     @abstractmethod
     async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,14 +1,18 @@
 """Calls on topics and records over all shards."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from topics_service.api.access.auth import Principal
-from topics_service.api.interfaces import Consumers, Groups, Queues, Routers, Sql, Watches
-from topics_service.api.metrics.collector import Metrics
+from topics_service.api.interfaces import Consumers, Groups, Queues, Routers, Sql
+from topics_service.api.metrics.collector import Counters
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.topics import Settable, Submitted, TopicsApi
+from topics_service.api.watch import WatchCaps
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import (
     AppendReply,
@@ -29,8 +33,11 @@ from topics_service.engine.model import (
 from topics_service.engine.names import check_placement, check_topic_name
 from topics_shards.consumers import ShardedConsumers
 from topics_shards.groups import ShardedGroups
+from topics_shards.health import Health
 from topics_shards.locating import Located
+from topics_shards.merging import topic_state, topics_page
 from topics_shards.queues import ShardedQueues
+from topics_shards.watches import ShardedWatches
 
 
 class ShardedTopics:
@@ -39,12 +46,23 @@ class ShardedTopics:
     routers: Routers
     groups: Groups
     queues: Queues
-    watches: Watches
     consumers: Consumers
-    sql: Sql | None
+    sql: Sql | None = None
 
-    def __init__(self, located: Located, limits: Limits, metrics: Metrics, observers: Observers) -> None:
+    def __init__(
+        self,
+        located: Located,
+        limits: Limits,
+        metrics: Counters,
+        observers: Observers,
+        health: Health,
+        *,
+        overload_ms: Callable[[], int] = lambda: 0,
+        watch_caps: WatchCaps | None = None,
+    ) -> None:
+        """`overload_ms` is how long to hold streams back: 0 without overload."""
         self.limits = limits
+        self.health = health
         self.metrics = metrics
         self.observers = observers
         self.draining = False
@@ -52,6 +70,7 @@ class ShardedTopics:
         self.groups = ShardedGroups(located, limits, observers)
         self.consumers = ShardedConsumers(located)
         self._waiting: set[Settable] = set()
+        self.watches = ShardedWatches(located, self._admit, metrics.watch, overload_ms, watch_caps)
         self.queues = ShardedQueues(located, lambda principal: self.watches.connection(principal))
 
     async def put_topic(
@@ -104,11 +123,11 @@ class ShardedTopics:
 
     async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
         """See TopicsApi."""
-        return await self._located.call(name, partition, TopicsApi.get_topic, name, touch=touch, partition=partition)
+        return await topic_state(self._located, name, partition, touch=touch)
 
     async def list_topics(self, request: ListTopicsRequest, *, principal: Principal) -> ListTopicsReply:
         """See TopicsApi. A page is not of one moment over all shards."""
-        raise NotImplementedError
+        return await topics_page(self._located, request, principal)
 
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
         """See TopicsApi."""
@@ -146,9 +165,9 @@ class ShardedTopics:
         """See TopicsApi."""
         return await self._located.call(request.topic, request.partition, TopicsApi.bulk, request)
 
-    async def news(self, topic: str, partition: int = 0) -> None:
+    async def news(self, topic: str, partition: int = 0, after: int | None = None) -> None:
         """See TopicsApi."""
-        await self._located.call(topic, partition, TopicsApi.news, topic, partition)
+        await self._located.call(topic, partition, TopicsApi.news, topic, partition, after)
 
     async def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:
         """See TopicsApi."""
@@ -172,11 +191,19 @@ class ShardedTopics:
         self.draining = True
         for woken in self._waiting:
             woken.set()
+        self.watches.drain()
+
+    def _admit(self) -> Limits:
+        """Return the limits. Raises `shutting_down` while the server drains."""
+        if self.draining:
+            raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
+        return self.limits
 
     def ready(self) -> ReadyState:
-        """See TopicsApi."""
-        raise NotImplementedError
+        """See TopicsApi. The server is ready when all shards are."""
+        state = self.health.ready()
+        return replace(state, ready=False, reason="shutting_down") if self.draining else state
 
     def shortage(self) -> Shortage | None:
         """See TopicsApi."""
-        raise NotImplementedError
+        return self.health.shortage()

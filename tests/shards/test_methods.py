@@ -8,10 +8,6 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from msgspec import Raw
 from shards.samples import Samples, seen
-from topics_shards.calls import CALLS, READS
-from topics_shards.wire.carriers import UncarriableError, carrier_of
-from topics_shards.wire.methods import RemoteMethod
-from topics_shards.wire.origin import OriginForm
 
 from topics_service.api.access.auth import UNRESTRICTED, Principal, Role, Scope
 from topics_service.api.sql.executor import SqlApi
@@ -20,6 +16,10 @@ from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendReply, AppendRequest, Batch
 from topics_service.engine.tables.types import Kind, Type, Value
+from topics_shards.calls import CALLS, READS
+from topics_shards.wire.carriers import UncarriableError, carrier_of
+from topics_shards.wire.methods import RemoteMethod
+from topics_shards.wire.origin import OriginForm
 
 KEY = Principal("key1", frozenset({Scope.READ, Scope.WRITE}), ("a", "b"), Role.DBA, "c", 12.5)
 
@@ -116,7 +116,7 @@ def test_calls_and_results_come_as_they_went(method: Callable[..., object]) -> N
     hints = get_type_hints(method, include_extras=True)
     result = hints.pop("return")
     if remote.is_stream:
-        (result,) = get_args(result)
+        result = get_args(result)[0]
     for seed in range(20):
         samples = Samples(seed)
         named = {name: samples.of(hint) for name, hint in hints.items()}

@@ -2,9 +2,6 @@
 
 import pytest
 from shards.samples import Samples, records
-from topics_shards.wire.carriers import carrier_of
-from topics_shards.wire.methods import RemoteMethod
-from topics_shards.wire.pieces import Packing, Piece, Pieces, block_of, cut
 
 from topics_service.api.queues import QueuesApi
 from topics_service.api.topics import TopicsApi
@@ -12,6 +9,9 @@ from topics_service.engine.model import DiffReply, Slice
 from topics_service.engine.queue.jobs import ClaimReply, Job
 from topics_service.storage import block as columnar
 from topics_service.storage.kafkablock import KafkaBlock
+from topics_shards.wire.carriers import carrier_of
+from topics_shards.wire.methods import RemoteMethod
+from topics_shards.wire.pieces import Packing, Piece, Pieces, block_of, cut
 
 DIFF = RemoteMethod(TopicsApi.diff, is_read=True)
 

@@ -6,9 +6,6 @@ from contextlib import aclosing, asynccontextmanager, nullcontext
 
 import pytest
 from shards.world import ShardsWorld, open_shards
-from topics_shards.locating import Located
-from topics_shards.queues import ShardedQueues
-from topics_shards.shards import LocalShards, Method, P, R, StreamMethod
 
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.engine.errors import Reason, TopicsError
@@ -16,6 +13,9 @@ from topics_service.engine.model import AppendRequest, Batch, ConfigInput, Queue
 from topics_service.engine.placement import home_of
 from topics_service.engine.queue.jobs import ClaimRequest, Job, ListJobsRequest, SettleRequest
 from topics_service.engine.watch.frames import ErrorFrame, HeartbeatFrame
+from topics_shards.locating import Located
+from topics_shards.queues import ShardedQueues
+from topics_shards.shards import LocalShards, Method, P, R, StreamMethod
 
 QUEUE = ConfigInput(type="queue")
 NAMES = ("q:a", "q:b", "q:c", "q:d", "q:e")
@@ -25,7 +25,7 @@ class SlowShards(LocalShards):
     """Shards that are all elsewhere: items of streams are on the way until `arrived` is set."""
 
     def __init__(self, world: ShardsWorld) -> None:
-        super().__init__(world.shards.local)
+        super().__init__(world.all_shards)
         self._far = dict(self.local)
         self.local = {}
         self.count = len(self._far)

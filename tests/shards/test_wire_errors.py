@@ -5,13 +5,13 @@ import logging
 
 import msgspec
 import pytest
-from topics_shards.wire.errors import decode_error, encode_error
 
 from topics_service.api.running import LostCallError
 from topics_service.engine.errors import Reason, TopicsError, partition_not_found
 from topics_service.engine.membership.members import GroupError, RefusedError
 from topics_service.engine.producers import SequenceError
 from topics_service.storage.recordbatch import InvalidBatchError
+from topics_shards.wire.errors import decode_error, encode_error
 
 
 @pytest.mark.parametrize("reason", list(Reason))

@@ -1,15 +1,10 @@
 """Several shards in the process of a test, with one API over them."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-
-from topics_shards.groups import ShardedGroups
-from topics_shards.holds import HoldTeller
-from topics_shards.locating import Located
-from topics_shards.shards import LocalShards, Method, P, R, Shard
-from topics_shards.sql import ShardedSql, SqlPlacements
-from topics_shards.topics import ShardedTopics
 
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.access.passwords import Passwords
@@ -21,59 +16,47 @@ from topics_service.api.sql.requests import SqlRequest
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock, SystemClock
 from topics_service.engine.engine import Engine
-from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.placement import Place
 from topics_service.storage.memory import MemoryStore
+from topics_shards.groups import ShardedGroups
+from topics_shards.health import LocalHealth
+from topics_shards.holds import HoldTeller
+from topics_shards.locating import Located
+from topics_shards.remote import RemoteShards, remote_methods
+from topics_shards.shards import LocalShards, Shard, Shards
+from topics_shards.sql import ShardedSql, SqlPlacements
+from topics_shards.topics import ShardedTopics
+from topics_shards.wire.client import Channel
+from topics_shards.wire.server import ShardServer, unix
 from topics_sql.reader import Reader
-
-
-class Connections(LocalShards):
-    """Shards that may be away, and calls that a test has something happen before or after."""
-
-    def __init__(self, shards: Mapping[int, Shard]) -> None:
-        super().__init__(shards)
-        self.away: set[int] = set()
-        self.before: dict[str, Callable[[], Awaitable[None]]] = {}
-        self.after: dict[str, Callable[[], Awaitable[None]]] = {}
-
-    async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """See Shards."""
-        await self._happens(self.before, method)
-        if shard in self.away:
-            raise TopicsError(Reason.NOT_READY, f"shard {shard} is away")
-        result = await super().call(shard, method, *args, **kwargs)
-        await self._happens(self.after, method)
-        return result
-
-    async def _happens(self, events: dict[str, Callable[[], Awaitable[None]]], method: Callable[..., object]) -> None:
-        event = events.pop(method.__qualname__, None)
-        if event is not None:
-            await event()
 
 
 class ShardsWorld:
     """The API over `engines`, one for each shard."""
 
-    def __init__(self, stores: Sequence[MemoryStore], clock: Clock, limits: Limits | None) -> None:
-        self.stores = stores
-        self.clock = clock
-        self._limits = limits
-        self.engines: list[Engine] = []
-        self.apis: list[TopicsApi] = []
-        self.tellers: list[HoldTeller] = []
-        self._commits: list[GroupCommit] = []
-        shards: dict[int, Shard] = {}
-        self._shards = shards
-        self.shards = Connections(shards)
-        self.shards.count = len(stores)
+    def __init__(self, engines: list[Engine], commits: list[GroupCommit], wire: "Wire | None" = None) -> None:
+        apis = [TopicsApi(engine, commit) for engine, commit in zip(engines, commits, strict=True)]
+        self.engines, self.apis, self.commits = engines, apis, commits
+        self.clock = SystemClock()
+        users = Users()
+        sqls = [api.serve_sql(Reader(), users, Passwords(users)) for api in apis]
+        shards = {number: Shard(api) for number, api in enumerate(apis)}
+        self.shards: Shards = LocalShards(shards) if wire is None else wire.shards(shards)
+        self.wire = wire
+        self.all_shards = shards
         self.located = located = Located(self.shards)
-        for number in range(len(stores)):
-            self._open(number, "boot-1")
-        for number in range(len(stores)):
-            self._serve(number)
-        engine = self.engines[0]
-        self.api = ShardedTopics(located, engine.limits, Metrics(engine, CommitStatistics()), NO_OBSERVERS)
+        for sql in sqls:
+            sql.placements = SqlPlacements(located)
+        for api in apis:
+            api.parts.connect(self.shards)
+            api.parts.resume()
+        self.tellers = [
+            HoldTeller.serve(number, engine, api, located)
+            for number, (engine, api) in enumerate(zip(engines, apis, strict=True))
+        ]
+        metrics = Metrics(engines[0], CommitStatistics())
+        self.api = ShardedTopics(located, engines[0].limits, metrics, NO_OBSERVERS, LocalHealth(apis))
         self._sql = ShardedSql(located, self.api.consumers)
 
     @property
@@ -84,54 +67,17 @@ class ShardsWorld:
 
     @property
     def untold(self) -> int:
-        """The number of positions that shards do not know of each other yet, for retention."""
+        """The number of moved positions that the shards of their partitions do not know yet."""
         return sum(teller.untold for teller in self.tellers)
 
-    @contextmanager
-    def before(self, method: str, event: Callable[[], Awaitable[None]]) -> Iterator[None]:
-        """Have something happen before the next call of a method, which must be made."""
-        self.shards.before[method] = event
-        yield
-        assert method not in self.shards.before, f"{method} was not called"
-
-    async def kill(self, shard: int, *, power: bool = False) -> None:
-        """End a shard as SIGKILL does, or a power cut with a store that knows what it leaves; and start it again."""
-        await self.tellers[shard].stop()
-        self.apis[shard].parts.stop()
-        self._commits[shard].stop()
-        store, boot = self.stores[shard], "boot-1"
-        if power:
-            store.cut_power(store.synced)  # type: ignore[attr-defined]  # a CrashStore
-            boot = f"boot-{store.synced}"  # type: ignore[attr-defined]
-        self._open(shard, boot)
-        self._serve(shard)
-
     async def stop(self) -> None:
-        """End all shards."""
+        """End what runs by itself."""
         for teller in self.tellers:
             await teller.stop()
         for api in self.apis:
             api.parts.stop()
-        for commit in self._commits:
+        for commit in self.commits:
             commit.stop()
-
-    def _open(self, number: int, boot_id: str) -> None:
-        place = Place(number, len(self.stores))
-        engine = Engine(self.stores[number], self.clock, limits=self._limits, place=place, boot_id=boot_id)
-        commit = GroupCommit.for_engine(engine)
-        api = TopicsApi(engine, commit)
-        users = Users()
-        api.serve_sql(Reader(), users, Passwords(users)).placements = SqlPlacements(self.located)
-        self._shards[number] = Shard(api)
-        for known, new in ((self.engines, engine), (self.apis, api), (self._commits, commit)):
-            known[number:] = [new, *known[number + 1 :]]  # type: ignore[assignment,list-item]
-
-    def _serve(self, number: int) -> None:
-        api = self.apis[number]
-        api.parts.connect(self.shards)
-        api.parts.resume()
-        teller = HoldTeller.serve(number, self.engines[number], api, self.located)
-        self.tellers[number:] = [teller, *self.tellers[number + 1 :]]
 
     async def sql(self, text: str, *params: Any) -> list[list[Any]]:
         """The rows of the last statement. Raises TopicsError."""
@@ -141,17 +87,67 @@ class ShardsWorld:
         return [list(row) for row in reply.results[-1].rows]
 
 
+class Wire:
+    """A socket that all shards but the first are called through."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.server: ShardServer
+        self.channel: Channel
+
+    def shards(self, shards: dict[int, Shard]) -> RemoteShards:
+        """Shards of which the first is in this process; `serve` comes next."""
+        methods = remote_methods()
+        self.server = ShardServer({number: shard for number, shard in shards.items() if number}, methods, "others")
+        self.channel = Channel(unix(self.path), "others", "first")
+        owners = dict.fromkeys(range(1, len(shards)), self.channel)
+        return RemoteShards(len(shards), {0: shards[0]}, owners, methods)
+
+    async def serve(self) -> None:
+        """Take calls."""
+        await self.server.listen(self.path)
+
+    async def close(self) -> None:
+        """End all."""
+        self.channel.close()
+        await self.server.drain(5)
+        await self.server.close()
+
+
+always_wired = False
+"""Set by a fixture: tests that open shards run twice."""
+
+
 @asynccontextmanager
 async def open_shards(
     count: int = 3,
     *,
+    wired: bool | None = None,
     clock: Clock | None = None,
     limits: Limits | None = None,
-    stores: Sequence[MemoryStore] | None = None,
+    stores: Sequence[MemoryStore] = (),
 ) -> AsyncIterator[ShardsWorld]:
-    """Shards, on memory stores unless others are given."""
-    world = ShardsWorld(stores or [MemoryStore() for _ in range(count)], clock or SystemClock(), limits)
-    try:
-        yield world
-    finally:
-        await world.stop()
+    """Shards on memory stores. `wired`: every call to a shard but the first goes through a Unix socket; by default each
+    test runs with it and without it."""
+    engines = [
+        Engine(
+            stores[shard] if stores else MemoryStore(),
+            clock or SystemClock(),
+            limits=limits,
+            place=Place(shard, count),
+            boot_id="boot-1" if stores else "",
+        )
+        for shard in range(count)
+    ]
+    commits = [GroupCommit.for_engine(engine) for engine in engines]
+    with TemporaryDirectory(prefix="shards-") as directory:
+        wire = Wire(Path(directory) / "socket") if (always_wired if wired is None else wired) else None
+        world = ShardsWorld(engines, commits, wire)
+        try:
+            if wire is not None:
+                await wire.serve()
+            yield world
+        finally:
+            if wire is not None:
+                await wire.close()
+            await world.stop()

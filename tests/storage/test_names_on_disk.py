@@ -101,7 +101,7 @@ FAMILY_NAMES = [
 META = {b"boot", b"format", b"kafka_cluster_id", b"next_log", b"next_producer", b"next_topic", b"written_ms"}
 FILES = {"CURRENT", "IDENTITY", "LOCK", "LOG", "rocksdict-config.json", "topics-log.json", "topics-wal-end", "archive"}
 STORED: list[tuple[type[msgspec.Struct], bool, str]] = [
-    (TopicRow, True, "version name topic_id slug rrl config log_ids created_ts kafka_configs spread"),
+    (TopicRow, True, "version name topic_id slug rrl config log_ids created_ts kafka_configs placement spread"),
     (Spread, True, "partition_count first step epoch revision shards"),
     (Pending, True, "topic_id epoch revision is_deleted shards"),
     (

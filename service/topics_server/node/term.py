@@ -113,6 +113,7 @@ class Term:
         self._background = [background.start(each) for each in self.core.background(set_serving)]
         stored = self._store.take_catalog()
         await maintenance.recover(self.core.engine, asyncio.Event(), self._store.life, stored)
+        maintenance.log_ready(self.core.engine)
         self.core.recovered()
 
     def position(self) -> Standpoint:

@@ -6,13 +6,13 @@ from typing import Protocol
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.groups import CommitReply, ConsumeReply, ConsumeRequest
-from topics_service.api.metrics.collector import Metrics
+from topics_service.api.metrics.collector import Counters
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.sql import requests as sql
 from topics_service.api.topics import Settable, Submitted
 from topics_service.api.watch_sessions import Session
-from topics_service.api.watch_stream import WatchStream
+from topics_service.api.watch_stream import SessionStream, WatchStream
 from topics_service.api.work import WorkFrame
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import (
@@ -168,11 +168,11 @@ class Watches(Protocol):
         """Create a session that belongs to the caller's key (docs/contract.md, 8.2)."""
         ...
 
-    def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
+    async def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
         """Look up the resume cursors of a token of the caller's key; None if it has expired."""
         ...
 
-    async def open(self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None) -> WatchStream:
+    async def open(self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None) -> SessionStream:
         """Open a stream of a session, which resumes where the last one ended (docs/contract.md, 8.3)."""
         ...
 
@@ -228,7 +228,7 @@ class Topics(Protocol):
         ...
 
     @property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> Counters:
         """The figures, which protocols add theirs to."""
         ...
 
@@ -315,8 +315,11 @@ class Topics(Protocol):
         """One page of a long read and the topic's epoch; see `api.bulk`."""
         ...
 
-    async def news(self, topic: str, partition: int = 0) -> None:
-        """Return when records of the partition become visible, when it is deleted, or when the server drains."""
+    async def news(self, topic: str, partition: int = 0, after: int | None = None) -> None:
+        """Return when records of the partition become visible, when it is deleted, or when the server drains.
+
+        Returns at once if there are visible records `after` a seq.
+        """
         ...
 
     async def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:

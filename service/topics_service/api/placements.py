@@ -38,7 +38,8 @@ class PlacementsApi:
         exists here, or is in another shard."""
         engine = self._admit()
         redirect, ticket = None, 0
-        if not engine.has_topic(name):
+        topic = engine.catalog.find(name)
+        if topic is None or topic.is_part:
             redirect, ticket = engine.catalog.redirects.reserve(name, shard, placement)
         if redirect is None or redirect.shard != shard:
             message = f'topic "{name}" exists outside of the placement group "{placement}"'

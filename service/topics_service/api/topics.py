@@ -14,7 +14,7 @@ from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_append, check_put
 from topics_service.api.access.passwords import Passwords
 from topics_service.api.access.users import Users
-from topics_service.api.catalog import CatalogView
+from topics_service.api.catalog import Catalog, CatalogView
 from topics_service.api.groups import GroupsApi
 from topics_service.api.membership import MembershipApi
 from topics_service.api.metrics.collector import Metrics, MetricsSources
@@ -105,13 +105,15 @@ class TopicsApi:
         self._pressure = pressure or Pressure()
         self._waiting: set[Settable] = set()
         self._batcher = WriteBatcher(self._append_batched, _MAX_BATCHED)
-        self._membership: MembershipApi | None = None
+        self.membership: MembershipApi | None = None
+        """The calls of group members, once they are served."""
+        self.placements = PlacementsApi(self._admit, self._settle)
         self.parts = PartsApi(engine, self._admit, self._settle)
         self.metrics = Metrics(engine, commit.statistics, metrics_sources, lambda: self.watches.lag())
         self.watches = WatchApi(
             EngineSource(self._admit), engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
         )
-        self.routers = RoutersApi(self._admit, self._settle, observers)
+        self.routers = RoutersApi(self._admit, self._settle, self.news, observers)
         self.groups = GroupsApi(self._admit, self._settle, self.diff, observers)
         self.consumers = ConsumeApi(
             self._admit, self._settle, self.routers.forwarded, self.expiry_durable, self.notify_on_drain, observers
@@ -134,11 +136,15 @@ class TopicsApi:
         """The topics, for reading. The first use must come after recovery, and takes O(topics)."""
         return CatalogView(self._engine)
 
-    def serve_members(self, settings: GroupSettings) -> MembershipApi:
-        """The calls of group members; the first call, after recovery, starts their coordinator with the settings."""
-        if self._membership is None:
-            self._membership = MembershipApi(self._engine, self.catalog, self.settled, self.is_durable, settings)
-        return self._membership
+    def serve_members(self, settings: GroupSettings, catalog: Catalog | None = None) -> MembershipApi:
+        """The calls of group members; the first call, after recovery, starts their coordinator with the settings.
+
+        `catalog` has the topics that members may consume, if these are not the engine's.
+        """
+        if self.membership is None:
+            topics = self.catalog if catalog is None else catalog
+            self.membership = MembershipApi(self._engine, topics, self.settled, self.is_durable, settings)
+        return self.membership
 
     def serve_sql(
         self,
@@ -214,6 +220,24 @@ class TopicsApi:
                 await self.parts.finish(name)
             facts["created"] = reply.created
         return reply
+
+    async def create_topic(
+        self,
+        name: str,
+        config: ConfigInput,
+        *,
+        principal: Principal,
+        partition_count: int | None = None,
+        kafka_configs: dict[str, str] | None = None,
+    ) -> bool:
+        """Create a topic unless there is one; return whether there was none, once the topic is visible."""
+        if self._admit().has_topic(name):
+            await self._settle(self._engine.creation_ticket(name))
+            return False
+        await self.put_topic(
+            name, config, principal=principal, partition_count=partition_count, kafka_configs=kafka_configs
+        )
+        return True
 
     async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
         """A topic's state; with `touch` it counts as a read for recency (docs/contract.md, 3.4).
@@ -430,11 +454,16 @@ class TopicsApi:
         await self.expiry_durable(request.topic)
         return page
 
-    async def news(self, topic: str, partition: int = 0) -> None:
-        """Return when records of the partition become visible, when it is deleted, or when the server drains."""
+    async def news(self, topic: str, partition: int = 0, after: int | None = None) -> None:
+        """Return when records of the partition become visible, when it is deleted, or when the server drains.
+
+        Returns at once if there are visible records `after` a seq, which came between the caller's read and this call.
+        """
         woken = asyncio.Event()
         park = self._engine.park(topic, woken.set, partition)
         try:
+            if after is not None and self._engine.get_topic(topic, touch=False, partition=partition).head_seq > after:
+                return
             with self.notify_on_drain(woken):
                 await woken.wait()
         finally:

@@ -1,7 +1,7 @@
 """Watches of many topics, for every protocol: sessions, and streams with or without one (docs/contract.md, 8)."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Final, Protocol
@@ -13,6 +13,7 @@ from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_subscription
 from topics_service.api.connections import Connections
 from topics_service.api.scheduling.dispatch import Dispatcher
+from topics_service.api.watch_feed import Feed, FeedItem
 from topics_service.api.watch_sessions import Session, Sessions
 from topics_service.api.watch_stream import Watch, WatchStream
 from topics_service.engine.clock import Clock, SystemClock
@@ -60,6 +61,10 @@ class Source(Protocol):
         """Follow many topics; see `engine.watch.core.Watch`."""
         ...
 
+    def counter(self, topic_partition: str) -> int:
+        """Return the number of the counter that the topic's epochs are of; they grow only within one."""
+        ...
+
 
 class EngineSource:
     """The logs of one engine."""
@@ -83,6 +88,10 @@ class EngineSource:
         """See Source."""
         return self._admit().watch(request, wake, epochs=epochs, heads=heads)
 
+    def counter(self, topic_partition: str) -> int:
+        """See Source."""
+        return 0
+
 
 class WatchApi:
     """Watch calls, for all protocols. Must be called on the event loop.
@@ -100,22 +109,33 @@ class WatchApi:
         caps: WatchCaps | None = None,
         *,
         clock: Clock | None = None,
+        process: int | None = None,
     ) -> None:
-        """`priority` is a topic's priority, `overload_ms` how long to hold streams back: 0 without overload."""
+        """`priority` is a topic's priority, `overload_ms` how long to hold streams back: 0 without overload.
+
+        `process` is the number of this one of several processes, which the ids of sessions say.
+        """
         caps = caps or WatchCaps()
         loop = asyncio.get_running_loop()
         self._source = source
+        self.priority = priority
         self._statistics = statistics
         self._clock = clock or SystemClock()
         self._dispatcher = Dispatcher(lambda name: priority(parse_topic_partition(name)[0]), overload_ms)
         self._min_heartbeat_ms = caps.min_heartbeat_ms
         self._sessions = Sessions(
-            statistics, loop.time, max_sessions=caps.max_sessions, journal_bytes=caps.journal_bytes
+            statistics,
+            loop.time,
+            max_sessions=caps.max_sessions,
+            journal_bytes=caps.journal_bytes,
+            counter=source.counter,
+            process=process,
         )
         self.connections = Connections(
             statistics, max_total=caps.max_connections, max_per_key=caps.max_connections_per_key
         )
         self._streams: dict[WatchStream, None] = {}
+        self._feeds: dict[str, Feed] = {}
 
     async def create(self, request: WatchRequest, *, principal: Principal) -> Session:
         """Create a session that belongs to the caller's key (docs/contract.md, 8.2).
@@ -130,7 +150,7 @@ class WatchApi:
         finally:
             watch.close()
 
-    def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
+    async def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
         """Look up the resume cursors of a token of the caller's key; None if it has expired."""
         return None if principal is None else self._sessions.recall(token, principal)
 
@@ -178,6 +198,47 @@ class WatchApi:
             self._begin(stream, watch, held)
         return stream
 
+    async def follow(
+        self, request: WatchRequest, feed: str, epochs: dict[str, int] | None, heads: dict[str, int] | None
+    ) -> AsyncGenerator[FeedItem, None]:
+        """Follow for another process, whose name for it is `feed`; see `engine.watch.core.Watch` for the rest.
+
+        Ends when nothing is left to follow. Raises `shutting_down` when the server drains.
+        """
+        stream = WatchStream(request, self._dispatcher, WatchStatistics(), self._clock)
+        stream.begin(await self._source.watch(request, stream.wake, epochs=epochs, heads=heads))
+        with stream:
+            given = self._feeds[feed] = Feed(stream, self.priority)
+            stream.held.callback(self._feeds.pop, feed)
+            yield given.first()
+            while not stream.over:
+                item = given.next()
+                if item is None:
+                    await stream.ready()
+                elif isinstance(item.frame, ErrorFrame) and item.frame.terminal:
+                    raise TopicsError(item.frame.reason, item.frame.message)
+                else:
+                    yield item
+
+    async def watch(
+        self,
+        request: WatchRequest,
+        wake: Callable[[str], None],
+        *,
+        epochs: Mapping[str, int] | None,
+        heads: Mapping[str, int] | None,
+    ) -> Watch:
+        """Follow as part of a watch of several shards, whose request was checked; see `engine.watch.core.Watch`."""
+        return await self._source.watch(request, wake, epochs=epochs, heads=heads)
+
+    async def unfollow(self, feed: str, topic: str) -> int:
+        """Drop a topic or pattern from a feed; return the number of items that it had given before, 0 if it ended."""
+        given = self._feeds.get(feed)
+        if given is None:
+            return 0
+        given.stream.drop(topic)
+        return given.given
+
     def connection(self, principal: Principal) -> AbstractContextManager[None]:
         """Hold a slot for a long-lived connection. Entering raises `throttled` when there are too many."""
         return self.connections.hold(principal)
@@ -208,6 +269,8 @@ class WatchApi:
         """End every stream."""
         for stream in self._streams:
             stream.end(_SHUTDOWN)
+        for feed in self._feeds.values():
+            feed.stream.end(_SHUTDOWN)
 
     # --------------------------------------------------------------- internals
 

@@ -26,6 +26,7 @@ from topics_service.storage.store import Family, Store
 
 _NEXT_TOPIC = b"next_topic"
 _NEXT_LOG = b"next_log"
+_SHARD_BITS = 40  # ids of logs differ from those in other shards, whose pages are in the same caches
 
 
 class Catalog:
@@ -65,7 +66,7 @@ class Catalog:
         self._new_id = new_id
         self._logs = self._parts = 0
         self._next_topic = _counter(writer.store, _NEXT_TOPIC)
-        self._next_log = _counter(writer.store, _NEXT_LOG)
+        self._next_log = max(_counter(writer.store, _NEXT_LOG), (place.shard << _SHARD_BITS) + 1)
 
     def __len__(self) -> int:
         return len(self.topics) - self._parts

@@ -275,6 +275,7 @@ class Engine:
             return _put_reply(topic, created=True), topic.visible_after
         checks.check_placement(topic.name, topic.identity, placement)
         if topic.is_part:
+            self.catalog.redirects.check(name)
             raise in_another_shard(name)
         resolved = config.resolve(name, given, topic.config)
         if self.topic_catalog.routes_of_topic(topic.number):
@@ -345,6 +346,7 @@ class Engine:
             self.catalog.redirects.check(name)
             return DeleteTopicReply(topic=name, deleted=False, routers_removed=[]), 0
         if topic.is_part:
+            self.catalog.redirects.check(name)
             raise in_another_shard(name)
         if if_empty:
             now = self._clock.now_ms()

@@ -67,6 +67,12 @@ def in_another_shard(name: str, partition: int | None = None) -> TopicsError:
     return TopicsError(Reason.INTERNAL, f"{what} is in another shard", detail)
 
 
+def is_in_another_shard(error: TopicsError, name: str) -> bool:
+    """Return whether it is such an error about this topic."""
+    detail = error.detail or {}
+    return detail.get("in_another_shard") is True and detail.get("topic") == name
+
+
 def partition_not_found(name: str, partition: int, count: int) -> TopicsError:
     """The topic has no partition of this number: 404 `partition_not_found`."""
     detail = {"topic": name, "partition": partition, "partition_count": count}

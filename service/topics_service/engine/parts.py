@@ -207,7 +207,7 @@ class Parts:
         """Make the part of a topic, or bring it up to date. A revision older than that of the part changes nothing.
 
         Raises `topic_not_found` for a life of the topic that has ended, as far as is known here, `throttled` for too
-        many partitions, and `internal` if the part is that of another life: it must be dropped first.
+        many partitions, and `internal` if the part is that of another life, which is dropped before this one begins.
         """
         name, topic = definition.name, self._catalog.find(definition.name)
         if self._is_dropped(definition):
@@ -223,8 +223,6 @@ class Parts:
         if known is None or not known.epoch or self.place.is_home(name, definition.placement):
             raise in_another_shard(name)  # a part of a topic whose home is here
         if topic.topic_id != definition.topic_id:
-            if definition.epoch < known.epoch:
-                raise topic_not_found(name)
             raise TopicsError(
                 Reason.INTERNAL, f'shard {self.place.shard} has a part of another topic "{name}"', {"topic": name}
             )

@@ -28,6 +28,9 @@ class Redirect(Struct, frozen=True, array_like=True):
     token: int
 
 
+decode_redirect: Final = msgspec.msgpack.Decoder(Redirect).decode
+
+
 class ElsewhereError(TopicsError):
     """The topic lies in another shard, where the call has to go."""
 
@@ -49,7 +52,7 @@ class Redirects:
         for key, value in self._writer.store.scan(Family.META, ROWS, _END):
             name = key[len(ROWS) :].decode()
             try:
-                self._by_name[name] = msgspec.msgpack.decode(value, type=Redirect)
+                self._by_name[name] = decode_redirect(value)
             except msgspec.MsgspecError as error:
                 raise StoreOpenError(f'the redirect of topic "{name}" is damaged: {error}') from error
 

@@ -349,10 +349,10 @@ def _of_union(hint: Any, path: str) -> Carrier:
 
 
 def _of_choice(members: Sequence[Any], carriers: Sequence[Carrier], path: str, *, optional: bool) -> Carrier:
-    """The carrier of one of several structs: their number and, as MessagePack of its own, the value."""
-    if not all(isinstance(each, type) and issubclass(each, Struct) for each in members):
-        raise UncarriableError(f"{path}: only of Structs can there be a choice, not of {list(members)}")
-    numbers = {each: number for number, each in enumerate(members)}
+    """The carrier of one of several classes: their number and, as MessagePack of its own, the value."""
+    numbers = {get_origin(each) or each: number for number, each in enumerate(members)}
+    if len(numbers) < len(members) or not all(isinstance(each, type) for each in numbers):
+        raise UncarriableError(f"{path}: a value does not tell which of {list(members)} it is")
     decoders = [msgspec.msgpack.Decoder(carrier.wire, ext_hook=read_extension).decode for carrier in carriers]
 
     def pack(value: Any, packing: Packing) -> tuple[int, object]:

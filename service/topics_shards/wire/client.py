@@ -36,6 +36,8 @@ _LAST_NUMBER: Final = (1 << 32) - 1
 _FIRST_BACKOFF: Final = 0.01
 _MAX_BACKOFF: Final = 1.0
 _HELLO_SECONDS: Final = 5.0
+_ENDS: Final = frozenset((RESULT, FAILED, AWAY, END))
+_VALUES: Final = frozenset((RESULT, ITEM))
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_hello: Final = msgspec.msgpack.Decoder(Hello).decode
 
@@ -138,7 +140,7 @@ class ClientConnection(FrameProtocol):
 
     def take(self, kind: int, call: int, body: memoryview) -> None:
         """See FrameProtocol."""
-        if kind == RESULT or kind == FAILED or kind == AWAY or kind == END:
+        if kind in _ENDS:
             outgoing = self._calls.pop(call, None)
             if outgoing is None:
                 return  # it was cancelled
@@ -161,7 +163,7 @@ class ClientConnection(FrameProtocol):
         if done.done():  # cancelled, which is not known here yet
             return
         try:
-            if kind == RESULT or kind == ITEM:
+            if kind in _VALUES:
                 done.set_result(outgoing.method.decode_result(body))
             elif kind == FAILED:
                 done.set_exception(decode_error(body))

@@ -10,8 +10,8 @@ import msgspec
 from topics_service.api.running import LostCallError
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.membership.members import GroupError, RefusedError
-from topics_service.engine.redirects import ElsewhereError, Redirect
 from topics_service.engine.producers import SequenceError
+from topics_service.engine.redirects import ElsewhereError, Redirect
 from topics_service.storage.recordbatch import InvalidBatchError
 from topics_shards.wire.carriers import ErrorForm, pack_error, read_extension, unpack_error
 

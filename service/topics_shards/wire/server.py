@@ -42,6 +42,7 @@ _MAX_CALLS: Final = 1 << 17  # twice what a caller keeps to
 _MAX_HELD_BYTES: Final = 128 << 20  # of the calls of one connection that are under way; one may be larger
 _BACKLOG: Final = 256
 _PEER: Final = struct.Struct("3i")
+_CALLS: Final = frozenset((RUN, OPEN))
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_hello: Final = msgspec.msgpack.Decoder(Hello).decode
 
@@ -76,8 +77,7 @@ class ServerConnection(FrameProtocol):
         """Cancel the calls of a peer that is gone."""
         self._server.connections.discard(self)
         self._room.set()
-        for task in self._tasks.values():
-            task.cancel()
+        self.break_off()
 
     def pause_writing(self) -> None:
         """Read no more calls while the peer does not read the answers."""
@@ -97,23 +97,21 @@ class ServerConnection(FrameProtocol):
 
     def break_off(self) -> None:
         """Cancel all calls; their callers see that the outcome is unknown."""
-        for task in self._tasks.values():
-            task.cancel()
+        for call in list(self._tasks):
+            self._cancel(call)
 
     # ------------------------------------------------------------------ frames
 
     def take(self, kind: int, call: int, body: memoryview) -> None:
         """See FrameProtocol."""
-        if kind == RUN or kind == OPEN:
+        if kind in _CALLS:
             self._begin(kind, call, body)
         elif kind == MORE:
             asked = self._streams.get(call)
             if asked is not None:
                 asked.release()
         elif kind == CANCEL:
-            task = self._tasks.get(call)
-            if task is not None:
-                task.cancel()
+            self._cancel(call)
         elif kind == HELLO and not self._name:
             self._greet(body)
         else:
@@ -147,21 +145,30 @@ class ServerConnection(FrameProtocol):
         if shard is None or self._server.is_closing:
             self.send(AWAY, call)
             return
+        context = Context()
         try:
             decoded = method.decode_call(body[CALL.size :])
+            context.run(enter, decoded.origin)
         except (msgspec.DecodeError, ValueError) as error:
             log.error("a call of %s from %s can't be read: %s", method.name, self.peer, error)
             self.send(FAILED, call, encode_error(TopicsError(Reason.INTERNAL, "internal error"), method.name))
             return
-        context = Context()
-        context.run(enter, decoded.origin)
         began: Any = method.method(shard.of(method.method), *decoded.positional, **decoded.named)
         size = len(body)
-        work = self._run(call, method, began, size) if kind == RUN else self._stream(call, method, began, size)
+        if kind == RUN:
+            work = self._run(call, method, began, size)
+        else:
+            asked = self._streams[call] = asyncio.Semaphore(0)  # at once: the first item may be asked for already
+            work = self._stream(call, method, began, asked, size)
         self._held += size
         self._tasks[call] = self._loop.create_task(work, context=context)
         if self._held > _MAX_HELD_BYTES:
             self._regulate()
+
+    def _cancel(self, call: int) -> None:
+        task = self._tasks.get(call)
+        if task is not None:
+            self._loop.call_soon(task.cancel)  # once it has begun: else it would not come to its end either
 
     async def _run(self, call: int, method: RemoteMethod, began: Coroutine[Any, Any, Any], size: int) -> None:
         try:
@@ -173,8 +180,9 @@ class ServerConnection(FrameProtocol):
         finally:
             self._ended(call, size)
 
-    async def _stream(self, call: int, method: RemoteMethod, items: AsyncGenerator[Any, None], size: int) -> None:
-        asked = self._streams[call] = asyncio.Semaphore(0)
+    async def _stream(
+        self, call: int, method: RemoteMethod, items: AsyncGenerator[Any, None], asked: asyncio.Semaphore, size: int
+    ) -> None:
         try:
             while True:
                 await asked.acquire()
@@ -188,9 +196,11 @@ class ServerConnection(FrameProtocol):
         except Exception as error:
             self.send(FAILED, call, encode_error(error, method.name))
         finally:
-            self._ended(call, size)
             del self._streams[call]
-            await items.aclose()
+            try:
+                await items.aclose()
+            finally:
+                self._ended(call, size)
 
     def _answer(self, kind: int, call: int, method: RemoteMethod, value: Any) -> None:
         body = method.encode_result(value)
@@ -238,9 +248,7 @@ class ShardServer:
 
         Raises OSError.
         """
-        if path.parent.stat().st_mode & 0o077:
-            raise PermissionError(f"{path.parent} is open to other users")
-        path.unlink(missing_ok=True)
+        _check_directory(path.parent)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(lambda: ServerConnection(self), str(path), backlog=_BACKLOG)
         self._path = path
@@ -276,6 +284,11 @@ class ShardServer:
         while not all(connection.is_idle for connection in self.connections):
             self._settled.clear()
             await self._settled.wait()
+
+
+def _check_directory(path: Path) -> None:
+    if path.stat().st_mode & 0o077:
+        raise PermissionError(f"{path} is open to other users")
 
 
 def _is_own(transport: Any) -> bool:

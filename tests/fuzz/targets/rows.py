@@ -31,6 +31,7 @@ from topics_service.engine.placement import Spread
 from topics_service.engine.queue import leases
 from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.deadletters import origin, stamp, strip
+from topics_service.engine.redirects import Redirect, decode_redirect
 from topics_service.engine.router import provenance
 from topics_service.engine.router.router import RouterConfig, RouterRow, decode_cursor
 from topics_service.engine.router.router import decode_row as decode_router
@@ -147,6 +148,14 @@ TARGETS = (
         errors=DAMAGE,
         samples=[msgspec.msgpack.encode(_PENDING)],
         covers=(f"{_ENGINE}.parts",),
+        again=msgspec.msgpack.encode,
+    ),
+    Target(
+        name="redirect of a topic",
+        decode=decode_redirect,
+        errors=DAMAGE,
+        samples=[msgspec.msgpack.encode(Redirect(3, "orders", 1))],
+        covers=(f"{_ENGINE}.redirects:load",),
         again=msgspec.msgpack.encode,
     ),
     Target(

@@ -190,6 +190,12 @@ class Watch:
                 self._wake(follow.name)
                 return None
 
+    def share(self, cursors: dict[str, int], epochs: dict[str, int]) -> None:
+        """Keep the cursors and epochs in these maps from now on, which watches of other topics keep theirs in too."""
+        cursors.update(self.cursors)
+        epochs.update(self.epochs)
+        self.cursors, self.epochs = cursors, epochs
+
     def drop(self, topic: str) -> bool:
         """Stop following a topic, or a pattern and the topics that only it brought in; False if it was not followed."""
         if topic.endswith("*") and topic[:-1] in self._prefixes:
@@ -366,10 +372,7 @@ class Watch:
 
     def _refusal(self) -> ErrorFrame:
         refused, self._refused = tuple(self._refused), []
-        return ErrorFrame(
-            reason=Reason.THROTTLED, code=Reason.THROTTLED.value.http_status, topics=refused, terminal=False,
-            message=f"new topics are not followed: the subscription has {self._max_topics}, which is the most",
-        )  # fmt: skip
+        return refusal(refused, self._max_topics)
 
 
 class _Follow(ScheduledLog):
@@ -397,6 +400,14 @@ class _Follow(ScheduledLog):
         """Wake the watch: the log has grown, or was deleted."""
         if not self.due and self.watch is not None:
             self.watch.woken(self)
+
+
+def refusal(topics: tuple[str, ...], max_topics: int) -> ErrorFrame:
+    """Return the frame that says that these topics are too many."""
+    return ErrorFrame(
+        reason=Reason.THROTTLED, code=Reason.THROTTLED.value.http_status, topics=topics, terminal=False,
+        message=f"new topics are not followed: the subscription has {max_topics}, which is the most",
+    )  # fmt: skip
 
 
 def _look(topic: Topic, log: Log, now: int) -> Snapshot:
