@@ -1,6 +1,6 @@
 """Calls on consumer groups over all shards: a group is in one of them, its topics in any."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Final
@@ -105,7 +105,10 @@ class ShardedGroups:
         found = await self._ends(items)
         for item in items:
             check_item(item, _ends_at(found, item.topic, item.partition).head_seq, kafka=False)
-        written = await self._commit(name, items, _topic_ids(items, found), whole=True)
+        topic_ids, home = _topic_ids(items, found), self.home(name)
+        written = await self._with_parts(
+            home, lambda: self._shards.call(home, PositionsApi.commit, name, items, topic_ids)
+        )
         last = {(item.topic, item.partition): item for item in items}
         states = []
         for partition, item in sorted(last.items()):
@@ -151,37 +154,6 @@ class ShardedGroups:
             facts["deleted"] = len(gone)
         return len(gone)
 
-    # --- for Kafka, whose gateway has checked the names
-
-    async def names(self, *, principal: Principal) -> list[str]:
-        """The names of the groups that the caller may access, in order."""
-        return list(merge(*await self._shards.each(PositionsApi.names, principal=principal)))
-
-    async def exists(self, name: str) -> bool:
-        """Return whether there is such a group."""
-        return await self._shards.call(self.home(name), PositionsApi.exists, name)
-
-    async def commit_each(self, name: str, items: Sequence[CommitItem]) -> list[TopicsError | None]:
-        """Set positions by Kafka's rules, each on its own, as durable as their topics; see `Groups.commit`."""
-        names.check_group_name(name)
-        found = await self._ends(items)
-        outcomes: list[TopicsError | None] = []
-        for item in items:
-            try:
-                check_item(item, _ends_at(found, item.topic, item.partition).head_seq, kafka=True)
-                outcomes.append(None)
-            except TopicsError as error:
-                outcomes.append(error)
-        good = [item for item, error in zip(items, outcomes, strict=True) if error is None]
-        if good:
-            faults = iter((await self._commit(name, good, _topic_ids(good, found), whole=False)).faults)
-            outcomes = [next(faults) if error is None else error for error in outcomes]
-        return outcomes
-
-    async def committed(self, name: str) -> Mapping[Place, Position]:
-        """The positions of a group, none without a group; the group counts as in use."""
-        return dict(await self._shards.call(self.home(name), PositionsApi.fetch, name))
-
     # --- internals
 
     async def _ends(self, items: Iterable[CommitItem]) -> Found:
@@ -213,14 +185,6 @@ class ShardedGroups:
             if error.reason is Reason.TOPIC_NOT_FOUND:
                 return None
             raise
-
-    async def _commit(
-        self, name: str, items: Sequence[CommitItem], topic_ids: Mapping[str, str], *, whole: bool
-    ) -> Written:
-        home = self.home(name)
-        return await self._with_parts(
-            home, lambda: self._shards.call(home, PositionsApi.commit, name, items, topic_ids, whole=whole)
-        )
 
     async def _with_parts(self, shard: int, write: Callable[[], Awaitable[Written]]) -> Written:
         """Write positions in a shard, once that has parts of all the topics."""

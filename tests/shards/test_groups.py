@@ -212,31 +212,6 @@ async def test_every_call_is_answered_as_by_one_server(seed: int) -> None:
     assert done["reset"] > 0
 
 
-async def test_the_kafka_calls_are_answered_as_by_one_server() -> None:
-    async with open_shards(SHARDS) as world:
-        await put(world.api, 4)
-        last = await append(world.api, "t", 3)
-        group = away_from("t", 3)
-        outcomes = await world.groups.commit_each(
-            group,
-            [
-                CommitItem("t", 3, last), CommitItem("t", 4, 0), CommitItem("u", 0, 0),
-                CommitItem("t", 0, 9, 5, "\U0001f600"), CommitItem("t", 1, 0, -1, "x" * 4097),
-            ],
-        )  # fmt: skip
-        assert [error and error.reason.code for error in outcomes] == [
-            None, "partition_not_found", "topic_not_found", None, "invalid_request",
-        ]  # fmt: skip
-        held = {(place.topic, place.partition): at for place, at in (await world.groups.committed(group)).items()}
-        assert {key: (at.from_seq, at.leader_epoch, at.metadata) for key, at in held.items()} == {
-            ("t", 0): (9, 5, "\U0001f600"), ("t", 3): (1, -1, ""),
-        }  # fmt: skip
-        assert await world.groups.names(principal=UNRESTRICTED) == [group]
-        assert await world.groups.exists(group)
-        assert not await world.groups.exists("nobody")
-        assert await world.groups.committed("nobody") == {}
-
-
 # ------------------------------------------------------------------------- lives of a topic
 
 

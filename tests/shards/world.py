@@ -19,7 +19,6 @@ from topics_service.engine.engine import Engine
 from topics_service.engine.limits import Limits
 from topics_service.engine.placement import Place
 from topics_service.storage.memory import MemoryStore
-from topics_shards.groups import ShardedGroups
 from topics_shards.health import LocalHealth
 from topics_shards.holds import HoldTeller
 from topics_shards.locating import Located
@@ -58,12 +57,6 @@ class ShardsWorld:
         metrics = Metrics(engines[0], CommitStatistics())
         self.api = ShardedTopics(located, engines[0].limits, metrics, NO_OBSERVERS, LocalHealth(apis))
         self._sql = ShardedSql(located, self.api.consumers)
-
-    @property
-    def groups(self) -> ShardedGroups:
-        """The calls on groups, with those of Kafka."""
-        assert isinstance(self.api.groups, ShardedGroups)
-        return self.api.groups
 
     @property
     def untold(self) -> int:

@@ -43,14 +43,13 @@ class GroupFacts(Struct, kw_only=True):
 
 
 class Written(Struct, kw_only=True):
-    """The outcome of a write of positions: when, whether the group is new, and the fault of each, if it has one.
+    """The outcome of a write of positions: its time, and whether the group is new.
 
     Nothing was written if topics are `missing`: the shard of the group has no part of them yet.
     """
 
     ts: int = 0
     created: bool = False
-    faults: Sequence[TopicsError | None] = ()
     missing: Sequence[str] = ()
 
 
@@ -105,32 +104,16 @@ class PositionsApi:
             return None
         return HeldPosition(Place(topic, engine.catalog.topics[topic].topic_id, partition), position)
 
-    async def fetch(self, name: str) -> list[HeldPosition]:
-        """All positions of a group, none if it does not exist; the group counts as in use."""
-        groups = self._admit().groups
-        groups.touch(name)
-        return [] if groups.find(name) is None else groups.held(name)
-
-    async def names(self, *, principal: Principal) -> list[str]:
-        """The names of the groups that the caller may access, in order."""
-        return list(self._admit().groups.index.under("", principal.prefixes, None))
-
-    async def exists(self, name: str) -> bool:
-        """Return whether there is such a group."""
-        return self._admit().groups.find(name) is not None
-
-    async def commit(
-        self, name: str, items: Sequence[CommitItem], topic_ids: Mapping[str, str], *, whole: bool
-    ) -> Written:
+    async def commit(self, name: str, items: Sequence[CommitItem], topic_ids: Mapping[str, str]) -> Written:
         """Set positions that were checked at their partitions; as durable as their topics. See `Groups.commit`."""
         engine = self._admit()
         missing = _missing(engine, (Place(item.topic, topic_ids[item.topic], item.partition) for item in items))
         if missing:
             return Written(missing=missing)
         created = engine.groups.find(name) is None
-        faults, ts, ticket = engine.groups.commit_checked(name, items, topic_ids, whole=whole)
+        ts, ticket = engine.groups.commit_checked(name, items, topic_ids)
         await self._done(ticket)
-        return Written(ts=ts, created=created, faults=faults)
+        return Written(ts=ts, created=created)
 
     async def advance(self, name: str, place: Place, from_seq: int) -> int | None:
         """Move a position forward, never back; returns where it is then. None: the topic is missing here."""
@@ -213,14 +196,27 @@ class PositionsApi:
         """As `ends`, of one. Raises `topic_not_found` or `partition_not_found`."""
         return _ends(self._admit(), topic, partition, ts)
 
+    # --- moves back
+
+    def moves_back(self) -> Mapping[int, int]:
+        """The moves back of positions that other shards have to know of, since the last call; for `told`.
+
+        Call it in the same turn of the loop as the write.
+        """
+        return {} if self.teller is None else self.teller.take()
+
+    async def told(self, moves: Mapping[int, int]) -> None:
+        """Return once the partitions that positions moved back in hold their records again."""
+        if moves and self.teller is not None:
+            await self.teller.told(moves)
+
     # --- internals
 
     async def _done(self, ticket: int) -> None:
-        """Wait for a write, and until the partitions that it moved back in hold their records again."""
-        moves = None if self.teller is None else self.teller.take()
+        """Wait for a write, and for what `told` says."""
+        moves = self.moves_back()
         await self._settle(ticket)
-        if moves and self.teller is not None:
-            await self.teller.told(moves)
+        await self.told(moves)
 
 
 def _ends(engine: Engine, topic: str, partition: int, ts: int | None) -> Ends:

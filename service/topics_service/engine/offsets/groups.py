@@ -232,29 +232,22 @@ class Groups:
                 given[topic, item.partition] = Position(item.from_seq, item.leader_epoch, item.metadata, now)
         return outcomes, self._commit(name, given)
 
-    def commit_checked(
-        self, name: str, items: Sequence[CommitItem], topic_ids: Mapping[str, str], *, whole: bool = False
-    ) -> tuple[list[TopicsError | None], int, int]:
-        """As `commit`, for items that were checked where their logs are (`check_item`), in topics of these ids.
+    def commit_checked(self, name: str, items: Sequence[CommitItem], topic_ids: Mapping[str, str]) -> tuple[int, int]:
+        """As `commit` of the whole, for items that were checked where their logs are (`check_item`), in topics of these
+        ids. A topic that has another id by now has no such partition.
 
-        A topic that has another id by now has no such partition. Also returns the time of the positions.
+        Returns the time of the positions, and the ticket.
         """
         self._writer.check()
         names.check_group_name(name)
         now = self._clock.now_ms()
-        outcomes: list[TopicsError | None] = []
-        given: dict[TopicPartition, Position] = {}
-        for item in items:
-            try:
-                found = self._found(Place(item.topic, topic_ids[item.topic], item.partition))
-            except TopicsError as error:
-                if whole:
-                    raise
-                outcomes.append(error)
-            else:
-                outcomes.append(None)
-                given[found] = Position(item.from_seq, item.leader_epoch, item.metadata, now)
-        return outcomes, now, self._commit(name, given)
+        given = {
+            self._found(Place(item.topic, topic_ids[item.topic], item.partition)): Position(
+                item.from_seq, item.leader_epoch, item.metadata, now
+            )
+            for item in items
+        }
+        return now, self._commit(name, given)
 
     def advance(self, name: str, place: Place, from_seq: int) -> tuple[int, int]:
         """Move a position forward, never back; returns where it is now, and the ticket to wait for.
@@ -446,8 +439,16 @@ class Groups:
     def _checked(self, item: CommitItem, *, kafka: bool) -> Topic:
         """The topic of an item that can be committed."""
         topic = self._catalog.visible(item.topic)
-        check_item(item, topic.partition(item.partition).view.head, kafka=kafka)
+        if kafka and self._is_elsewhere(topic, item.partition):
+            head = item.from_seq  # whatever it is: the position may be beyond it
+        else:
+            head = topic.partition(item.partition).view.head
+        check_item(item, head, kafka=kafka)
         return topic
+
+    def _is_elsewhere(self, topic: Topic, partition: int) -> bool:
+        """Return whether the partition is in another shard."""
+        return topic.spread is not None and 0 <= partition < topic.partition_count and topic.find_log(partition) is None
 
     def _found(self, place: Place) -> TopicPartition:
         """The partition of a topic that may be here or elsewhere. Raises unless it is of that life."""
@@ -474,7 +475,8 @@ class Groups:
         for target in targets:
             topic = self._catalog.visible(target.topic)
             for partition in target.partitions or range(topic.partition_count):
-                topic.partition(partition)
+                if not 0 <= partition < topic.partition_count:
+                    raise partition_not_found(topic.name, partition, topic.partition_count)
                 meant[topic, partition] = None
         return list(meant)
 
@@ -530,7 +532,7 @@ class Groups:
     def _new(self, name: str) -> Group:
         names.check_group_name(name)
         max_groups = self._limits.max_groups
-        if max_groups and len(self) >= max_groups:
+        if max_groups and len(self) + self._limits.elsewhere.groups >= max_groups:
             raise TopicsError(
                 Reason.THROTTLED,
                 "the server has reached its limit of groups",
