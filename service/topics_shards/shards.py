@@ -9,8 +9,10 @@ from topics_service.api.catalog_copy import CatalogApi
 from topics_service.api.groups import GroupsApi
 from topics_service.api.kafka_logs import KafkaApi
 from topics_service.api.membership import MembershipCalls
+from topics_service.api.mirrors import MirrorsApi
 from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
+from topics_service.api.positions import PositionsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.running import LostCallError as LostCallError  # for importers of both
@@ -40,6 +42,8 @@ class Shard:
             GroupsApi.__name__: api.groups,
             ConsumeApi.__name__: api.consumers,
             PlacementsApi.__name__: api.placements,
+            PositionsApi.__name__: api.positions,
+            MirrorsApi.__name__: api.mirrors,
             CatalogApi.__name__: api.copied,
             KafkaApi.__name__: KafkaApi(api),
             MembershipCalls.__name__: MembershipCalls(lambda: api.membership),

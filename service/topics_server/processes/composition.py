@@ -16,12 +16,14 @@ from topics_server.resources import Resources
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
 from topics_service.api.checkpoints import Checkpoints
+from topics_service.api.kafka import KafkaShards
 from topics_service.api.metrics.merging import Report
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Pressure
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.placement import SQL_SHARD
+from topics_shards.kafka import ShardedKafka
 from topics_shards.locating import Located
 from topics_shards.process import ProcessApi, ProcessObjects
 from topics_shards.pulling import Puller
@@ -89,6 +91,8 @@ class Composition:
         if self._process is not None:
             self._process.add(ProcessApi(metrics.report, authorizer.users), self.api.watches)
         self.api.sql = ShardedSql(located, apis[0].consumers)
+        self._kafka = ShardedKafka(self.api, located)
+        self._kafka_groups = settings.kafka.groups
         for api in apis:
             api.parts.connect(self._shards)
             if api.sql is not None:
@@ -126,6 +130,11 @@ class Composition:
         puller.start()
         self._pullers.append(puller)
 
+    async def kafka(self) -> KafkaShards:
+        """See `listeners.Served`. Waits for all shards."""
+        await self._kafka.start(self._kafka_groups)
+        return self._kafka
+
     def drain(self) -> None:
         """Stop taking calls, and end the waits of those under way."""
         self.api.drain()
@@ -135,6 +144,7 @@ class Composition:
 
     async def close(self) -> None:
         """End the calls between processes, when none of them has any of clients."""
+        await self._kafka.stop()
         for core in self.cores.values():
             core.api.parts.stop()
         await asyncio.gather(*(puller.stop() for puller in self._pullers))
