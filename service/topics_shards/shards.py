@@ -5,7 +5,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from topics_service.api.catalog_copy import CatalogApi
 from topics_service.api.groups import GroupsApi
+from topics_service.api.kafka_logs import KafkaApi
+from topics_service.api.membership import MembershipCalls
 from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
@@ -37,6 +40,9 @@ class Shard:
             GroupsApi.__name__: api.groups,
             ConsumeApi.__name__: api.consumers,
             PlacementsApi.__name__: api.placements,
+            CatalogApi.__name__: api.copied,
+            KafkaApi.__name__: KafkaApi(api),
+            MembershipCalls.__name__: MembershipCalls(lambda: api.membership),
             WatchApi.__name__: api.watches,
         }
         if api.sql is not None:
@@ -64,6 +70,16 @@ class Shards(ABC):
         A call whose outcome is unknown, since its process or node died meanwhile, raises LostCallError.
         """
 
+    async def begin(
+        self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> "asyncio.Future[R]":
+        """Begin a call as `call` makes it, and return once it is on its way; the future has its outcome.
+
+        Calls to one shard arrive in the order in which these return. Raises `not_ready` if it can't be sent. One that
+        did not reach the shard is not made again, which could change the order: it ends with `not_ready`.
+        """
+        return asyncio.ensure_future(self.call(shard, method, *args, **kwargs))
+
     @abstractmethod
     def stream(
         self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
@@ -72,6 +88,10 @@ class Shards(ABC):
 
         Raises as `call` does, at the first item or later.
         """
+
+    def can_send(self, shard: int) -> bool:
+        """Return whether a call on the shard, if it were made now, would be on its way before any later one."""
+        return True
 
     async def each(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Run a method on all shards at once; the results in the order of the shards. Raises the first error."""

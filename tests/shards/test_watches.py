@@ -37,7 +37,7 @@ from topics_service.engine.watch.frames import (
 from topics_shards.health import LocalHealth
 from topics_shards.locating import Located
 from topics_shards.session_forwarding import ForwardedStream
-from topics_shards.shards import Shard
+from topics_shards.shards import LocalShards
 from topics_shards.topics import ShardedTopics
 
 A, B, C = (next(iter(names(shard))) for shard in range(3))
@@ -48,12 +48,12 @@ class World:
     """Three shards, and the API of a process that has one of them, or all."""
 
     def __init__(self, world: ShardsWorld, far: Collection[int], process: int = 0, processes: int = 1) -> None:
-        local = {number: Shard(api) for number, api in enumerate(world.apis) if number not in far}
-        self.shards = FarShards(world.shards, local)
+        local = {number: shard for number, shard in world.all_shards.items() if number not in far}
+        self.shards = FarShards(LocalShards(world.all_shards), local)
         self.shards.process, self.shards.processes = process, processes
         self.engines = world.engines
         self.metrics = Metrics(world.engines[0], CommitStatistics())
-        health = LocalHealth(world.apis)
+        health = LocalHealth([shard.api for shard in world.all_shards.values()])
         self.api = ShardedTopics(Located(self.shards), world.engines[0].limits, self.metrics, NO_OBSERVERS, health)
         self.writer = world.api
 

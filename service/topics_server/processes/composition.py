@@ -9,6 +9,7 @@ from typing import Final
 from topics_server.core import Core, process_sources
 from topics_server.lag import LoopLag
 from topics_server.processes.board import Board, BoardHealth
+from topics_server.processes.ledger import SharedUsage, SharedWatchStatistics
 from topics_server.processes.metrics import Allowed, ProcessMetrics
 from topics_server.processes.share import Share
 from topics_server.resources import Resources
@@ -42,7 +43,13 @@ class Composition:
     """See `listeners.Served`. `open` comes first, on the event loop, and `close` last."""
 
     def __init__(
-        self, resources: Resources, cores: dict[int, Core], authorizer: Authorizer, lag: LoopLag, share: Share | None
+        self,
+        resources: Resources,
+        cores: dict[int, Core],
+        authorizer: Authorizer,
+        lag: LoopLag,
+        board: Board,
+        share: Share | None,
     ) -> None:
         self.cores = cores
         self.authorizer = authorizer
@@ -54,6 +61,10 @@ class Composition:
         apis = [core.api for core in cores.values()]
         sources = process_sources(lag, authorizer, resources.traces.statistics)
         metrics = ProcessMetrics([api.metrics for api in apis], sources, self._reports)
+        if share is not None:
+            ledger, process = share.ledger, share.process
+            metrics.watch = SharedWatchStatistics(ledger, process)
+            authorizer.quotas.make = lambda key_id, limits: SharedUsage(ledger, process, key_id, limits)
         self._process = ProcessApi(metrics.report, authorizer.users)
         self._local = {shard: Shard(core.api) for shard, core in cores.items()}
         for shard in self._local.values():
@@ -61,7 +72,7 @@ class Composition:
         self._shards = self._reached()
         observers = Observers(*resources.traces.observers, *(() if self.audit is None else (self.audit.observe,)))
         located = Located(self._shards)
-        self.health = BoardHealth(share.board if share is not None else Board(len(cores)), cores)
+        self.health = BoardHealth(board, cores)
         settings = resources.settings
         pressure = Pressure(lag_ms=lambda: lag.sustained_ms, max_lag_ms=settings.max_lag_ms)
         self.api = ShardedTopics(

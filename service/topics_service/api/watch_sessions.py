@@ -190,7 +190,7 @@ class Sessions:
 
     def add(self, request: WatchRequest, watch: Watch, principal: Principal) -> Session:
         """Create a session. Raises `throttled` when there are too many."""
-        if self._max_sessions and len(self._sessions) >= self._max_sessions:
+        if self._max_sessions and len(self._sessions) + self._statistics.sessions_elsewhere >= self._max_sessions:
             raise TopicsError(
                 Reason.THROTTLED,
                 "there are as many watch sessions as this server allows",
