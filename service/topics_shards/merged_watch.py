@@ -10,7 +10,9 @@ from topics_service.engine.errors import Reason
 from topics_service.engine.watch.core import refusal
 from topics_service.engine.watch.frames import ErrorFrame, Position, TopicDeletedFrame, WatchFrame
 
-_ORDERED_SECONDS: Final = 0.25
+_SILENT_SECONDS: Final = 0.25  # that the first round waits for one shard
+_ORDERED_SECONDS: Final = 5.0  # in all
+_TIMER_SECONDS: Final = 0.001  # by which timers may fire early
 _NO_TOPIC: Final = "*"
 
 
@@ -33,6 +35,7 @@ class MergedWatch:
         self._followed: set[str] = set()
         self._refused: list[str] = []
         self._is_ordered = True
+        self._began = self._told = 0.0  # the first round, and its last frame
         self._timer: asyncio.TimerHandle | None = None
 
     def waker(self, shard: int) -> Callable[[str], None]:
@@ -60,7 +63,8 @@ class MergedWatch:
             del self.positions[name]
         self._followed = set(self.positions)
         if any(watch.upcoming == "" for watch in watches.values()):
-            self._timer = background.call_later(_ORDERED_SECONDS, self._end_order)
+            self._began = self._told = asyncio.get_running_loop().time()
+            self._timer = background.call_later(_SILENT_SECONDS, self._check_order)
 
     def share(self, cursors: dict[str, int], epochs: dict[str, int]) -> None:
         """See `engine.watch.core.Watch`."""
@@ -121,14 +125,22 @@ class MergedWatch:
             if frame is None and not name:
                 return None  # its shard has not told yet
             if frame is not None and self._takes(shard, frame):
+                if self._timer is not None:
+                    self._told = asyncio.get_running_loop().time()
                 return frame
         self._is_ordered = False
         return None
 
-    def _end_order(self) -> None:
-        """Wait no longer for shards of other processes."""
+    def _check_order(self) -> None:
+        """Wait no longer for shards of other processes if they are silent, or all takes too long."""
         self._timer = None
-        if self._is_ordered:
+        if not self._is_ordered:
+            return
+        now = asyncio.get_running_loop().time()
+        until = min(self._told + _SILENT_SECONDS, self._began + _ORDERED_SECONDS)
+        if now < until - _TIMER_SECONDS:
+            self._timer = background.call_at(until, self._check_order)
+        else:
             self._is_ordered = False
             self._wake(_NO_TOPIC)
 
