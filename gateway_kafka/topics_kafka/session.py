@@ -265,9 +265,9 @@ class Session:
                     self._end("failed", "%s was cancelled", request.api.name)
                     return
                 error = request.future.exception()
-                if isinstance(error, LostCallError):
-                    self._forget(request, "failed")
-                    self._end("failed", "%s may have had its effect or not: who ran it is gone", request.api.name)
+                if isinstance(error, LostCallError):  # the client learns as little as if the broker had died
+                    self._forget(request, "gone")
+                    self._end("failed", "%s: %s", request.api.name, error)
                     return
                 if error is not None:
                     extra = {"request": KafkaRequest(self._context.peer, request.correlation).text}
@@ -398,5 +398,5 @@ class Session:
 
 def _retrieve(future: "asyncio.Future[Message | None]") -> None:
     """Log the exception of a request that no client waits for any more."""
-    if not future.cancelled() and future.exception() is not None:
+    if not future.cancelled() and not isinstance(future.exception(), LostCallError | None):
         log.error("a request failed after its client disconnected", exc_info=future.exception())

@@ -2,7 +2,10 @@
 
 from typing import Final
 
+from topics_service.api.catalog_copy import CatalogApi
 from topics_service.api.groups import GroupsApi
+from topics_service.api.kafka_logs import KafkaApi
+from topics_service.api.membership import MembershipCalls
 from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
@@ -12,6 +15,7 @@ from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchApi
 from topics_shards.process import ProcessApi
+from topics_shards.watches import ShardedWatches
 
 CALLS: Final = (
     TopicsApi.put_topic,
@@ -25,6 +29,26 @@ CALLS: Final = (
     TopicsApi.news,
     TopicsApi.locate,
     TopicsApi.delete_records,
+    TopicsApi.create_topic,
+    CatalogApi.follow,
+    CatalogApi.find,
+    KafkaApi.append,
+    KafkaApi.fetch,
+    KafkaApi.offsets,
+    KafkaApi.producers,
+    KafkaApi.sizes,
+    KafkaApi.new_producer_id,
+    KafkaApi.cluster_id,
+    MembershipCalls.join,
+    MembershipCalls.sync,
+    MembershipCalls.heartbeat,
+    MembershipCalls.leave,
+    MembershipCalls.beat,
+    MembershipCalls.commit,
+    MembershipCalls.positions,
+    MembershipCalls.delete_positions,
+    MembershipCalls.look,
+    MembershipCalls.listing,
     PartsApi.describe,
     PartsApi.extend,
     PartsApi.adopt,
@@ -39,10 +63,25 @@ CALLS: Final = (
     QueuesApi.extend,
     QueuesApi.redrive,
     QueuesApi.jobs,
-    RoutersApi.put,
+    QueuesApi.room,
+    QueuesApi.receive,
+    QueuesApi.hand_back,
+    QueuesApi.underway,
     RoutersApi.get,
     RoutersApi.page,
-    RoutersApi.delete,
+    RoutersApi.make,
+    RoutersApi.remove,
+    RoutersApi.forwarded,
+    RoutersApi.check,
+    RoutersApi.check_owner,
+    RoutersApi.source_end,
+    RoutersApi.upstream,
+    RoutersApi.head,
+    RoutersApi.pull,
+    RoutersApi.having,
+    RoutersApi.place,
+    RoutersApi.set_place,
+    RoutersApi.remove_place,
     GroupsApi.page,
     GroupsApi.get,
     GroupsApi.delete,
@@ -62,6 +101,9 @@ CALLS: Final = (
     ProcessApi.replace_users,
     WatchApi.follow,
     WatchApi.unfollow,
+    ShardedWatches.open_here,
+    ShardedWatches.recall_here,
+    ShardedWatches.remove_sessions_here,
 )
 
 READS: Final = frozenset(
@@ -76,8 +118,17 @@ READS: Final = frozenset(
         PartsApi.extents,
         PlacementsApi.find,
         QueuesApi.jobs,
+        QueuesApi.room,
+        QueuesApi.underway,
         RoutersApi.get,
         RoutersApi.page,
+        RoutersApi.forwarded,
+        RoutersApi.check,
+        RoutersApi.check_owner,
+        RoutersApi.upstream,
+        RoutersApi.head,
+        RoutersApi.having,
+        RoutersApi.place,
         GroupsApi.page,
         GroupsApi.get,
         GroupsApi.consume,
@@ -86,6 +137,17 @@ READS: Final = frozenset(
         ProcessApi.report,
         ProcessApi.stored_users,
         ProcessApi.replace_users,  # as often as it may be
+        ShardedWatches.recall_here,
+        CatalogApi.find,
+        KafkaApi.fetch,
+        KafkaApi.offsets,
+        KafkaApi.producers,
+        KafkaApi.sizes,
+        KafkaApi.new_producer_id,
+        KafkaApi.cluster_id,
+        MembershipCalls.positions,
+        MembershipCalls.look,
+        MembershipCalls.listing,
     }
 )
 """Those that change nothing: one that was lost with its connection is made again."""

@@ -126,6 +126,10 @@ class RemoteShards(Shards):
                 if outgoing is not None:
                     connection.cancel(outgoing)
 
+    def can_send(self, shard: int) -> bool:
+        """See Shards."""
+        return shard in self.local or self._connection(shard) is not None
+
     # ------------------------------------------------------------------ the way
 
     def _connection(self, shard: int) -> ClientConnection | None:

@@ -5,7 +5,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from topics_service.api.catalog_copy import CatalogApi
 from topics_service.api.groups import GroupsApi
+from topics_service.api.kafka_logs import KafkaApi
+from topics_service.api.membership import MembershipCalls
 from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
@@ -25,7 +28,7 @@ StreamMethod = Callable[Concatenate[Any, P], AsyncGenerator[R, None]]
 
 
 class Shard:
-    """The APIs of one shard of this process, by the name of their class."""
+    """The APIs of one shard of this process."""
 
     def __init__(self, api: TopicsApi) -> None:
         self.api = api
@@ -37,6 +40,9 @@ class Shard:
             GroupsApi.__name__: api.groups,
             ConsumeApi.__name__: api.consumers,
             PlacementsApi.__name__: api.placements,
+            CatalogApi.__name__: api.copied,
+            KafkaApi.__name__: KafkaApi(api),
+            MembershipCalls.__name__: MembershipCalls(lambda: api.membership),
             WatchApi.__name__: api.watches,
         }
         if api.sql is not None:
@@ -53,6 +59,9 @@ class Shards(ABC):
     count: int
     local: Mapping[int, Shard]
     """Those of this process."""
+    processes: int = 1
+    process: int = 0
+    """The number of this process among them. A call on the shard of the same number reaches a process as a whole."""
 
     @abstractmethod
     async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -79,6 +88,10 @@ class Shards(ABC):
 
         Raises as `call` does, at the first item or later.
         """
+
+    def can_send(self, shard: int) -> bool:
+        """Return whether a call on the shard, if it were made now, would be on its way before any later one."""
+        return True
 
     async def each(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Run a method on all shards at once; the results in the order of the shards. Raises the first error."""

@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from msgspec.structs import replace
 
 from topics_service.api.access.auth import Principal
-from topics_service.api.interfaces import Consumers, Groups, Queues, Routers, Sql
+from topics_service.api.interfaces import Consumers, Groups, Sql
 from topics_service.api.metrics.collector import Counters
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.topics import Settable, Submitted, TopicsApi
 from topics_service.api.watch import WatchCaps
+from topics_service.engine.clock import SystemClock
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import (
@@ -35,6 +36,7 @@ from topics_shards.health import Health
 from topics_shards.locating import Located
 from topics_shards.merging import topic_state, topics_page
 from topics_shards.queues import ShardedQueues
+from topics_shards.routers import ShardedRouters
 from topics_shards.submissions import Submissions
 from topics_shards.watches import ShardedWatches
 
@@ -42,9 +44,7 @@ from topics_shards.watches import ShardedWatches
 class ShardedTopics:
     """The calls of `interfaces.Topics`, each run at the shards that it concerns. Belongs to the event loop."""
 
-    routers: Routers
     groups: Groups
-    queues: Queues
     consumers: Consumers
     sql: Sql | None = None
 
@@ -68,6 +68,7 @@ class ShardedTopics:
         self._located = located
         self._submissions = Submissions(located)
         self._waiting: set[Settable] = set()
+        self.routers = ShardedRouters(located, observers, SystemClock())
         self.watches = ShardedWatches(located, self._admit, metrics.watch, overload_ms, watch_caps)
         self.queues = ShardedQueues(located, lambda principal: self.watches.connection(principal))
 
@@ -131,6 +132,7 @@ class ShardedTopics:
         """See TopicsApi."""
         reply = await self._located.call(name, 0, TopicsApi.delete_topic, name, if_empty=if_empty)
         await self._located.release(name)
+        await self.routers.forget(reply.routers_removed)
         return reply
 
     async def append(self, request: AppendRequest, *, principal: Principal) -> AppendReply:

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractContextManager, aclosing
 from typing import Final
 
 from msgspec.structs import replace
@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from topics_service.api.access.auth import Principal
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchApi, WatchCaps
-from topics_service.api.watch_sessions import Session
-from topics_service.api.watch_stream import Watch, WatchStream
+from topics_service.api.watch_journal import process_of as process_of_token
+from topics_service.api.watch_sessions import Session, process_of, unknown_session
+from topics_service.api.watch_stream import SessionStream, Watch, WatchStream
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, topic_not_found
 from topics_service.engine.limits import Limits
@@ -23,6 +24,8 @@ from topics_service.statistics import WatchLag, WatchStatistics
 from topics_shards.locating import Located
 from topics_shards.merged_watch import MergedWatch
 from topics_shards.remote_watch import RemoteWatch
+from topics_shards.session_forwarding import ForwardedItem, ForwardedStream, forwarded
+from topics_shards.shards import LostCallError
 
 _MAX_PRIORITIES: Final = 65_536
 _TRIES: Final = 3
@@ -182,7 +185,8 @@ def _close(watches: Mapping[int, Watch]) -> None:
 
 
 class ShardedWatches:
-    """See WatchApi. Sessions and streams are of this process, whichever shards the topics are in."""
+    """See WatchApi. Streams are of this process, whichever shards the topics are in; sessions are of the process that
+    their id names, and the others hand on its streams."""
 
     def __init__(
         self,
@@ -196,20 +200,38 @@ class ShardedWatches:
     ) -> None:
         """`admit` returns the limits unless the server is starting or stopping."""
         source = ShardedSource(located, admit)
-        self._here = WatchApi(source, source.priority, overload_ms, statistics, caps, clock=clock)
+        shards = self._shards = located.shards
+        process = shards.process if shards.processes > 1 else None
+        self._here = WatchApi(source, source.priority, overload_ms, statistics, caps, clock=clock, process=process)
         self.connections = self._here.connections
 
     async def create(self, request: WatchRequest, *, principal: Principal) -> Session:
         """See WatchApi."""
         return await self._here.create(request, principal=principal)
 
-    def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
+    async def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
         """See WatchApi."""
-        return self._here.recall(token, principal=principal)
+        process = process_of_token(token)
+        if process is None or not self._is_another(process):
+            return await self._here.recall(token, principal=principal)
+        try:
+            return await self._shards.call(process, ShardedWatches.recall_here, token, principal)
+        except (TopicsError, LostCallError):
+            return None
 
-    async def open(self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None) -> WatchStream:
-        """See WatchApi."""
-        return await self._here.open(wid, cursor, principal=principal)
+    async def open(self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None) -> SessionStream:
+        """See WatchApi. `not_found` if the process of the session is gone."""
+        process = process_of(wid)
+        if process is None or not self._is_another(process):
+            return await self._here.open(wid, cursor, principal=principal)
+        items = self._shards.stream(process, ShardedWatches.open_here, wid, dict(cursor), principal)
+        try:
+            first = await anext(items)
+        except LostCallError:
+            raise unknown_session() from None
+        except TopicsError as error:
+            raise unknown_session() if error.reason is Reason.NOT_READY else error from None
+        return ForwardedStream(first, items)
 
     async def stream(self, request: WatchRequest, *, principal: Principal, slot: bool = True) -> WatchStream:
         """See WatchApi."""
@@ -220,8 +242,17 @@ class ShardedWatches:
         return self._here.connection(principal)
 
     def remove_sessions(self, key_id: str) -> int:
-        """See WatchApi."""
+        """See WatchApi; those of this process."""
         return self._here.remove_sessions(key_id)
+
+    async def remove_all_sessions(self, key_id: str) -> int:
+        """Remove the sessions of an API key in all processes. Those of a process that is gone are gone with it."""
+        others = [process for process in range(self._shards.processes) if self._is_another(process)]
+        counts = await asyncio.gather(
+            *(self._shards.call(process, ShardedWatches.remove_sessions_here, key_id) for process in others),
+            return_exceptions=True,
+        )
+        return self.remove_sessions(key_id) + sum(count for count in counts if isinstance(count, int))
 
     def lag(self) -> WatchLag:
         """See WatchApi; that of shards elsewhere is as far as they have told."""
@@ -230,3 +261,25 @@ class ShardedWatches:
     def drain(self) -> None:
         """See WatchApi."""
         self._here.drain()
+
+    # ------------------------------------------------------------------ for other processes
+
+    async def open_here(
+        self, wid: str, cursor: dict[str, int], principal: Principal | None
+    ) -> AsyncGenerator[ForwardedItem, None]:
+        """The stream of a session of this process."""
+        with await self._here.open(wid, cursor, principal=principal) as stream:
+            async with aclosing(forwarded(stream)) as items:
+                async for item in items:
+                    yield item
+
+    async def recall_here(self, token: str, principal: Principal | None) -> dict[str, int] | None:
+        """See `recall`."""
+        return await self._here.recall(token, principal=principal)
+
+    async def remove_sessions_here(self, key_id: str) -> int:
+        """See `remove_sessions`."""
+        return self.remove_sessions(key_id)
+
+    def _is_another(self, process: int) -> bool:
+        return process != self._shards.process and process < self._shards.processes

@@ -1,24 +1,28 @@
 """Shards of which some count as those of another process, and can go away."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from itertools import count
 
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.placement import home_of
-from topics_shards.shards import LocalShards, LostCallError, Method, P, R, Shard, StreamMethod
+from topics_shards.shards import LostCallError, Method, P, R, Shard, Shards, StreamMethod
+from topics_shards.watches import ShardedWatches
 
 
-class FarShards(LocalShards):
+class FarShards(Shards):
     """Calls and streams to the shards that are `away` break off, and new ones are refused."""
 
-    def __init__(self, shards: dict[int, Shard], far: Iterable[int]) -> None:
-        super().__init__(shards)
-        self.everywhere = shards
-        self.local = {number: shard for number, shard in shards.items() if number not in far}
+    def __init__(self, inner: Shards, local: Mapping[int, Shard]) -> None:
+        """`inner` reaches all shards, of which the others count as far."""
+        self.count = inner.count
+        self.local = local
+        self.objects: dict[int, object] = {}
+        """Those of other processes, by the number of the process."""
         self.away: set[int] = set()
         self.items = 0
         self.streams = 0
+        self._inner = inner
         self._broken: dict[int, asyncio.Event] = {}
 
     def break_off(self, shard: int) -> None:
@@ -34,7 +38,9 @@ class FarShards(LocalShards):
         """See Shards."""
         self._check(shard)
         await asyncio.sleep(0)
-        return await method(self.everywhere[shard].of(method), *args, **kwargs)
+        if self._is_of_process(method):
+            return await method(self.objects[shard], *args, **kwargs)
+        return await self._inner.call(shard, method, *args, **kwargs)
 
     async def stream(
         self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
@@ -42,7 +48,10 @@ class FarShards(LocalShards):
         """See Shards."""
         self._check(shard)
         broken = self._broken.setdefault(shard, asyncio.Event())
-        items = method(self.everywhere[shard].of(method), *args, **kwargs)
+        if self._is_of_process(method):
+            items = method(self.objects[shard], *args, **kwargs)
+        else:
+            items = self._inner.stream(shard, method, *args, **kwargs)
         self.streams += 1
         lost = asyncio.create_task(broken.wait())
         try:
@@ -65,6 +74,9 @@ class FarShards(LocalShards):
             self.streams -= 1
             lost.cancel()
             await items.aclose()
+
+    def _is_of_process(self, method: Callable[..., object]) -> bool:
+        return method.__qualname__.partition(".")[0] == ShardedWatches.__name__
 
     def _check(self, shard: int) -> None:
         if shard in self.away:

@@ -7,13 +7,13 @@ from typing import Final
 import pytest
 from engine.engine_support import records
 from shards.fragile import FragileWorld, fragile_shards
-from topics_shards.shards import LostCallError
 
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.parts import PartsApi
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DiffRequest
 from topics_service.engine.placement import home_of
+from topics_shards.shards import LostCallError
 
 RETRIED: Final = (Reason.NOT_READY, Reason.THROTTLED)
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable, Mapping
+import re
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any
@@ -13,14 +14,16 @@ from shards.far import FarShards, names
 from shards.world import ShardsWorld, open_shards
 
 from support.waiting import until
-from support.watching import quiet, seqs, tell, watch
-from topics_service.api.access.auth import UNRESTRICTED
+from support.watching import key, quiet, seqs, tell, watch
+from topics_service.api.access.auth import UNRESTRICTED, Principal
+from topics_service.api.bulk import read_bulk
 from topics_service.api.metrics.collector import Metrics
 from topics_service.api.observers import NO_OBSERVERS
 from topics_service.api.scheduling.commit import CommitStatistics
-from topics_service.api.watch_stream import WatchStream
+from topics_service.api.watch_journal import is_token
+from topics_service.api.watch_stream import SessionStream, WatchStream
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.model import AppendRequest, Batch, ConfigInput
+from topics_service.engine.model import AppendRequest, Batch, BulkRequest, ConfigInput, DiffRequest
 from topics_service.engine.watch.frames import (
     CaughtUpFrame,
     ErrorFrame,
@@ -32,6 +35,8 @@ from topics_service.engine.watch.frames import (
 )
 from topics_shards.health import LocalHealth
 from topics_shards.locating import Located
+from topics_shards.session_forwarding import ForwardedStream
+from topics_shards.shards import Shard
 from topics_shards.topics import ShardedTopics
 
 A, B, C = (next(iter(names(shard))) for shard in range(3))
@@ -41,11 +46,13 @@ A, B, C = (next(iter(names(shard))) for shard in range(3))
 class World:
     """Three shards, and the API of a process that has one of them, or all."""
 
-    def __init__(self, world: ShardsWorld, far: Iterable[int]) -> None:
-        self.shards = FarShards(dict(world.all_shards), far)
+    def __init__(self, world: ShardsWorld, far: Collection[int], process: int = 0, processes: int = 1) -> None:
+        local = {number: Shard(api) for number, api in enumerate(world.apis) if number not in far}
+        self.shards = FarShards(world.shards, local)
+        self.shards.process, self.shards.processes = process, processes
         self.engines = world.engines
         self.metrics = Metrics(world.engines[0], CommitStatistics())
-        health = LocalHealth([shard.api for shard in world.all_shards.values()])
+        health = LocalHealth(world.apis)
         self.api = ShardedTopics(Located(self.shards), world.engines[0].limits, self.metrics, NO_OBSERVERS, health)
         self.writer = world.api
 
@@ -65,7 +72,7 @@ class World:
 
 
 @asynccontextmanager
-async def open_world(far: Iterable[int] = (1, 2)) -> AsyncIterator[World]:
+async def open_world(far: Collection[int] = (1, 2)) -> AsyncIterator[World]:
     async with open_shards(3) as world:
         yield World(world, far)
 
@@ -314,6 +321,109 @@ async def test_instances_are_compared_within_their_home(world: World) -> None:
         assert by_topic(await quiet(stream, 0.1)) == {A: [("caught up",)], B: [("caught up",)]}
 
 
+# ---------------------------------------------------------------------------- sessions of another process
+
+
+@asynccontextmanager
+async def open_processes() -> AsyncIterator[tuple[World, World]]:
+    """Two processes, the first with one shard and the other with the others."""
+    async with open_shards(3) as world:
+        first, second = World(world, (1, 2), 0, 2), World(world, (0,), 1, 2)
+        for each, other in ((first, second), (second, first)):
+            each.shards.objects[other.shards.process] = other.api.watches
+        yield first, second
+
+
+async def test_a_session_is_followed_through_another_process() -> None:
+    async with open_processes() as (first, second):
+        await first.put(A, B, C)
+        for name in (A, B, C):
+            await first.append(name, 2)
+        session = await second.api.watches.create(watch(A, B, "t*"), principal=UNRESTRICTED)
+        assert re.fullmatch(r"wid_1-[A-Za-z0-9_-]{22}", session.wid)
+        with await first.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
+            assert isinstance(stream, ForwardedStream)
+            assert [(name, at.head_seq) for name, at in stream.positions.items()] == [(n, 2) for n in sorted((A, B, C))]
+            assert stream.request.topics.keys() == {A, B, "t*"}
+            frames = await quiet(stream, 0.1)
+            assert [seqs(frames, name) for name in (A, B, C)] == [[1, 2]] * 3
+            assert stream.resume_cursors == {A: 2, B: 2, C: 2}
+            await first.append(B)
+            assert seqs(await quiet(stream, 0.1)) == [3]
+        await until(lambda: not second.metrics.watch.streams)
+        with await second.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
+            assert seqs(await quiet(stream, 0.1)) == []
+        with await first.api.watches.open(session.wid, {B: 1}, principal=UNRESTRICTED) as stream:
+            assert seqs(await quiet(stream, 0.1)) == [2, 3]
+        assert first.metrics.watch.sessions == 0
+        assert second.metrics.watch.sessions == 1
+
+
+async def test_a_frame_counts_as_handed_over_when_the_next_is_asked_for() -> None:
+    async with open_processes() as (first, second):
+        await first.put(A)
+        await first.append(A, 4)
+        session = await second.api.watches.create(watch(A, limit=2), principal=UNRESTRICTED)
+        with await first.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
+            assert [seqs([await anext(stream)]) for _ in range(2)] == [[1, 2], [3, 4]]
+        await until(lambda: not second.metrics.watch.streams)
+        with await first.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
+            assert seqs([await anext(stream)]) == [3, 4]
+
+
+async def test_refusals_of_another_process() -> None:
+    mine = key("one")
+    async with open_processes() as (first, second):
+        await first.put(A)
+        session = await second.api.watches.create(watch(A), principal=mine)
+
+        async def reason(wid: str, principal: Principal | None = mine) -> Reason:
+            with pytest.raises(TopicsError) as caught:
+                await first.api.watches.open(wid, {}, principal=principal)
+            return caught.value.reason
+
+        assert await reason(session.wid, key("two")) is Reason.UNAUTHORIZED
+        assert await reason(session.wid, None) is Reason.UNAUTHORIZED
+        assert await reason("wid_1-" + 22 * "x") is Reason.NOT_FOUND
+        assert await reason("wid_7-" + 22 * "x") is Reason.NOT_FOUND
+        assert await reason("wid_" + 22 * "x") is Reason.NOT_FOUND
+        assert await first.api.watches.remove_all_sessions("one") == 1
+        assert await reason(session.wid) is Reason.NOT_FOUND
+
+
+async def test_a_process_that_goes_away_takes_its_sessions_with_it() -> None:
+    async with open_processes() as (first, second):
+        await first.put(A)
+        session = await second.api.watches.create(watch(A), principal=UNRESTRICTED)
+        with await first.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
+            assert by_topic(await quiet(stream, 0.1)) == {A: [("caught up",)]}
+            first.shards.leave(1)
+            frames = await quiet(stream, 0.1)
+            assert [(frame.code, frame.terminal) for frame in frames if isinstance(frame, ErrorFrame)] == [(410, True)]
+            assert stream.over
+        with pytest.raises(TopicsError) as caught:
+            await first.api.watches.open(session.wid, {}, principal=UNRESTRICTED)
+        assert caught.value.reason is Reason.NOT_FOUND
+
+
+async def test_tokens_of_large_sessions_are_known_to_all_processes() -> None:
+    async with open_processes() as (first, second):
+        topics = [f"t{number}" for number in range(70)]
+        await first.put(*topics)
+        session = await second.api.watches.create(watch(*topics), principal=UNRESTRICTED)
+        await first.append("t7", 3)
+        with await first.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
+            await quiet(stream, 0.1)
+            token = stream.resume_token()
+        place = {name: 3 * (name == "t7") for name in topics}
+        assert is_token(token)
+        for process in (first, second):
+            assert await process.api.watches.recall(token, principal=UNRESTRICTED) == place
+            assert await process.api.watches.recall(token, principal=key("other")) is None
+        first.shards.leave(1)
+        assert await first.api.watches.recall(token, principal=UNRESTRICTED) is None
+
+
 # ---------------------------------------------------------------------------- outages
 
 
@@ -383,7 +493,7 @@ async def test_a_session_opens_while_a_shard_is_away() -> None:
         assert error.reason is Reason.NOT_READY
 
 
-async def until_told(stream: WatchStream, found: list[Frame], heads: Mapping[str, int]) -> None:
+async def until_told(stream: SessionStream, found: list[Frame], heads: Mapping[str, int]) -> None:
     """Read frames until the cursors are at `heads`, and a little more."""
     async with asyncio.timeout(20):
         while any(stream.cursors.get(name, 0) < seq for name, seq in heads.items()):
@@ -435,7 +545,7 @@ async def test_a_watch_is_what_diff_gives(seed: int) -> None:
                 assert read_of_last_instance(found, name) == list(range(1, head + 1)), name
 
 
-async def read(stream: WatchStream, found: list[Frame]) -> None:
+async def read(stream: SessionStream, found: list[Frame]) -> None:
     while True:
         found.append(await anext(stream))
 
@@ -459,13 +569,82 @@ def read_of_last_instance(frames: Iterable[Frame], topic: str) -> list[int]:
 
 async def test_news_and_long_polls_end_with_their_caller(world: World) -> None:
     await world.put(B)
-    waiting = asyncio.create_task(world.api.news(B))
-    await asyncio.sleep(0.02)
-    waiting.cancel()
-    await asyncio.wait((waiting,))
     log = world.engines[1].catalog.visible(B).log
-    assert not log._parked
-    waiting = asyncio.create_task(world.api.news(B))
-    await asyncio.sleep(0.02)
+    for wait in (world.api.news(B), world.api.diff(DiffRequest(topic=B, wait_ms=30_000))):
+        waiting = asyncio.create_task(wait)
+        await until(lambda: log._parked)
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+        await until(lambda: not log._parked)
+    waiting = asyncio.create_task(world.api.news(B, after=0))
+    polling = asyncio.create_task(world.api.diff(DiffRequest(topic=B, wait_ms=30_000)))
+    await until(lambda: len(log._parked) == 2)
     await world.append(B)
     await asyncio.wait_for(waiting, 5)
+    assert (await asyncio.wait_for(polling, 5)).head_seq == 1
+
+
+async def test_a_wait_for_news_that_came_already_is_none(world: World) -> None:
+    """A record can be written between the read of a follower and its wait, which are two calls of another process."""
+    await world.put(B)
+    await world.append(B)
+    await asyncio.wait_for(world.api.news(B, after=0), 5)
+    follower = read_bulk(world.api, BulkRequest(topic=B, limit=10, max_batch_bytes=1000), follow=True)
+    pages = [await anext(follower)]
+    assert pages[0][0].head_seq == 1
+    following = asyncio.create_task(anext(follower))
+    await asyncio.sleep(0.02)
+    await world.append(B)
+    reply, done = await asyncio.wait_for(following, 5)
+    assert (reply.head_seq, reply.next_from_seq, done) == (2, 2, False)
+    await follower.aclose()
+
+
+# ---------------------------------------------------------------------------- partitions and placed topics
+
+
+async def test_partitions_of_one_topic_in_several_shards(world: World) -> None:
+    await world.writer.put_topic(A, ConfigInput(), principal=UNRESTRICTED, partition_count=4)
+    for partition in range(4):
+        batch = Batch(datas=[b"1"] * (partition + 1))
+        request = AppendRequest(topic=A, partition=partition, batch=batch)
+        await world.writer.append(request, principal=UNRESTRICTED)
+    keys = [A, *(f"{A}@{partition}" for partition in (1, 2, 3))]
+    session = await world.api.watches.create(watch(*keys, "t*"), principal=UNRESTRICTED)
+    assert list(session.positions) == sorted(keys)
+    with await world.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
+        frames = await quiet(stream, 0.1)
+        read = [frame for frame in frames if isinstance(frame, RecordsFrame)]
+        assert sorted((frame.partition, seqs([frame])[-1]) for frame in read) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+        assert stream.resume_cursors == {key: number + 1 for number, key in enumerate(keys)}
+        first = stream.resume_cursors
+        await world.delete(A)
+        frames = await quiet(stream, 0.1)
+        assert sorted((frame.topic, frame.partition) for frame in frames if isinstance(frame, TopicDeletedFrame)) == [
+            (A, partition) for partition in range(4)
+        ]
+    await world.writer.put_topic(A, ConfigInput(), principal=UNRESTRICTED, partition_count=2)
+    await world.append(A)
+    with await world.api.watches.open(session.wid, first, principal=UNRESTRICTED) as stream:
+        told = [told for told in tell(await quiet(stream, 0.1)) if told[1] != "caught up"]
+        assert (A, [1]) in told
+        assert sum(each[1] == "deleted" for each in told) >= 2, told  # the partitions 2 and 3
+    error = await refused(world, watch(A, f"{A}@2"))
+    assert error.reason is Reason.PARTITION_NOT_FOUND
+
+
+async def test_topics_of_a_placement_group_are_followed_where_they_are(world: World) -> None:
+    groups = [f"g{number}" for number in range(8)]
+    for number, group in enumerate(groups):
+        name = f"t-placed-{number}"
+        await world.writer.put_topic(name, ConfigInput(), principal=UNRESTRICTED, placement=group)
+        await world.append(name)
+    named = [f"t-placed-{number}" for number in range(8)]
+    with await world.stream(watch(*named)) as stream:
+        assert [seqs(await quiet(stream, 0.1), name) for name in named[:1]] == [[1]]
+        assert stream.cursors == dict.fromkeys(named, 1)
+    with await world.stream(watch("t*")) as stream:
+        await quiet(stream, 0.1)
+        assert stream.cursors == dict.fromkeys(named, 1)
+        await world.delete(named[3])
+        assert tell(await quiet(stream, 0.1)) == [(named[3], "deleted", 1)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from topics_service.api.access.auth import ALL_SCOPES, UNRESTRICTED, Principal
 from topics_service.api.watch import EngineSource, WatchApi, WatchCaps
-from topics_service.api.watch_stream import WatchStream
+from topics_service.api.watch_stream import SessionStream
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits
@@ -97,7 +97,7 @@ def key(name: str, *prefixes: str) -> Principal:
     return Principal(name, ALL_SCOPES, prefixes or None)
 
 
-async def quiet(stream: WatchStream, seconds: float = 0.5) -> list[Frame]:
+async def quiet(stream: SessionStream, seconds: float = 0.5) -> list[Frame]:
     """The frames that come before nothing comes for so long, or the stream ends."""
     frames: list[Frame] = []
     try:

@@ -5,6 +5,7 @@ import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from topics_server import maintenance
@@ -13,13 +14,16 @@ from topics_server.lag import LoopLag
 from topics_server.listeners import Listeners
 from topics_server.notices import Shutdown, log_stopped
 from topics_server.processes import directory
+from topics_server.processes.board import Board, CountingCommit, ShardElsewhere
 from topics_server.processes.composition import Composition
 from topics_server.processes.share import Share
 from topics_server.reload import Readers, Reload, SighupHandler
 from topics_server.resources import Resources, open_store
 from topics_server.serving import Serving
 from topics_server.settings import Settings
+from topics_service.api.scheduling.commit import Commit
 from topics_service.engine.clock import Clock
+from topics_service.engine.engine import Engine
 from topics_service.engine.placement import Place
 from topics_service.storage import shardfiles
 from topics_service.storage.holding import Hold
@@ -123,6 +127,7 @@ class ShardedServer(Serving):
         resources = self._resources
         assert resources is not None, "open() comes first"
         lag, authorizer = LoopLag(), resources.settings.authorizer()
+        board = Board(self._count) if self._share is None else self._share.board
         cores = {
             shard: Core(
                 self._of_shard(resources, shard),
@@ -131,12 +136,14 @@ class ShardedServer(Serving):
                 authorizer=authorizer,
                 lag=lag,
                 place=Place(shard, self._count),
+                commit=partial(_commit, board, shard),
+                elsewhere=ShardElsewhere(board, shard),
             )
             for shard, store in self._stores.items()
         }
         if self._share is not None:
             self._finish = self._share.listen(self.stop)
-        self._served = served = Composition(resources, cores, authorizer, lag, self._share)
+        self._served = served = Composition(resources, cores, authorizer, lag, board, self._share)
         await served.open()
         readers = Readers(resources.settings)
         self._listeners = listeners = Listeners(resources, served, readers)
@@ -250,6 +257,12 @@ async def _show_health(served: Composition, listeners: Listeners) -> None:
         served.health.write()
         listeners.grpc.set_serving(served.api.ready().ready)
         await asyncio.sleep(_HEALTH_SECONDS)
+
+
+def _commit(board: Board, shard: int, engine: Engine) -> Commit:
+    commit = CountingCommit.for_engine(engine)
+    commit.on_published = partial(board.measure, shard, engine)
+    return commit
 
 
 def _unheard(_: bool) -> None:

@@ -12,7 +12,7 @@ from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.sql import requests as sql
 from topics_service.api.topics import Settable, Submitted
 from topics_service.api.watch_sessions import Session
-from topics_service.api.watch_stream import WatchStream
+from topics_service.api.watch_stream import SessionStream, WatchStream
 from topics_service.api.work import WorkFrame
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import (
@@ -168,11 +168,11 @@ class Watches(Protocol):
         """Create a session that belongs to the caller's key (docs/contract.md, 8.2)."""
         ...
 
-    def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
+    async def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
         """Look up the resume cursors of a token of the caller's key; None if it has expired."""
         ...
 
-    async def open(self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None) -> WatchStream:
+    async def open(self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None) -> SessionStream:
         """Open a stream of a session, which resumes where the last one ended (docs/contract.md, 8.3)."""
         ...
 

@@ -147,8 +147,11 @@ class RoutersApi:
 
     # ------------------------------------------------------------ among shards
 
-    async def check(self, request: PutRouterRequest, *, principal: Principal, is_foreign: bool) -> None:
-        """Raise the error that `make` would, as far as it is known here; `is_foreign` if the source is elsewhere."""
+    async def check(self, request: PutRouterRequest, *, principal: Principal, is_foreign: bool) -> RouterConfig | None:
+        """Raise the error that `make` would, as far as it is known here; `is_foreign` if the source is elsewhere.
+
+        Returns the present config of the router.
+        """
         engine = self._admit()
         check_names(principal, _ends(request.config))
         self._check_owner(engine, request.router, principal)
@@ -156,9 +159,15 @@ class RoutersApi:
             engine.routers.check(request, is_foreign=is_foreign)
         except TopicsError as error:
             raise discreet(error, principal) from None
+        router = engine.routers.find(request.router)
+        return None if router is None else router.config
+
+    async def check_owner(self, name: str, *, principal: Principal) -> None:
+        """Raise `forbidden` unless the router belongs to the caller."""
+        self._check_owner(self._admit(), name, principal)
 
     async def source_end(self, name: str, *, create: bool) -> SourceEnd | None:
-        """A topic of this shard as a source in the eyes of others; None if it does not exist, unless it is to be made."""
+        """A topic of this shard as a source in the eyes of others; None if it does not exist, or `create` it."""
         engine = self._admit()
         topic = engine.catalog.find(name)
         if topic is None:
@@ -221,7 +230,7 @@ class RoutersApi:
         return self._admit().routers.places.find(name)
 
     async def set_place(self, name: str, shard: int, expected: RouterPlace | None) -> RouterPlace:
-        """Set the shard of the router, durably, unless another place than `expected` is known; return the one that is."""
+        """Set the shard of the router, durably, unless another place than `expected` is known; return that."""
         place, ticket = self._admit().routers.places.put(name, shard, expected)
         await self._settle(ticket)
         return place

@@ -15,6 +15,7 @@ from topics_service.api.access.authorizer import check_append, check_put
 from topics_service.api.access.passwords import Passwords
 from topics_service.api.access.users import Users
 from topics_service.api.catalog import Catalog, CatalogView
+from topics_service.api.catalog_copy import CatalogApi
 from topics_service.api.groups import GroupsApi
 from topics_service.api.membership import MembershipApi
 from topics_service.api.metrics.collector import Metrics, MetricsSources
@@ -108,6 +109,7 @@ class TopicsApi:
         """The calls of group members, once they are served."""
         self.placements = PlacementsApi(self._admit, self._settle)
         self.parts = PartsApi(engine, self._admit, self._settle)
+        self.copied = CatalogApi(engine)
         self.metrics = Metrics(engine, commit.statistics, metrics_sources, lambda: self.watches.lag())
         self.watches = WatchApi(
             EngineSource(self._admit), engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps

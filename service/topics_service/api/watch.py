@@ -109,11 +109,11 @@ class WatchApi:
         caps: WatchCaps | None = None,
         *,
         clock: Clock | None = None,
-        mark: str = "",
+        process: int | None = None,
     ) -> None:
         """`priority` is a topic's priority, `overload_ms` how long to hold streams back: 0 without overload.
 
-        `mark` is part of the ids of sessions.
+        `process` is the number of this one of several processes, which the ids of sessions say.
         """
         caps = caps or WatchCaps()
         loop = asyncio.get_running_loop()
@@ -129,7 +129,7 @@ class WatchApi:
             max_sessions=caps.max_sessions,
             journal_bytes=caps.journal_bytes,
             counter=source.counter,
-            mark=mark,
+            process=process,
         )
         self.connections = Connections(
             statistics, max_total=caps.max_connections, max_per_key=caps.max_connections_per_key
@@ -150,7 +150,7 @@ class WatchApi:
         finally:
             watch.close()
 
-    def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
+    async def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
         """Look up the resume cursors of a token of the caller's key; None if it has expired."""
         return None if principal is None else self._sessions.recall(token, principal)
 

@@ -1,5 +1,6 @@
 """Watch sessions: subscriptions that outlive their streams, found by an unguessable `wid` (docs/contract.md, 8.1)."""
 
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -18,6 +19,20 @@ from topics_service.statistics import WatchStatistics
 TTL_MS: Final = 300_000
 _MAX_TOPICS: Final = 256
 _MAX_FIRSTS: Final = 4096
+
+
+_WID: Final = re.compile(r"wid_(?P<process>[0-9]{1,5})-[A-Za-z0-9_-]{22}")
+
+
+def process_of(wid: str) -> int | None:
+    """Return the number of the process that a session is in, if its id says one."""
+    found = _WID.fullmatch(wid)
+    return None if found is None else int(found["process"])
+
+
+def unknown_session() -> TopicsError:
+    """The error of a session that does not exist, or not any more."""
+    return TopicsError(Reason.NOT_FOUND, "the watch session does not exist or has ended: create a new one")
 
 
 class Session:
@@ -157,32 +172,32 @@ class Sessions:
         ttl_ms: int = TTL_MS,
         journal_bytes: int = 64 << 20,
         counter: Callable[[str], int] = lambda _: 0,
-        mark: str = "",
+        process: int | None = None,
     ) -> None:
         """`now` returns seconds on a monotonic clock; `max_sessions` 0 means unlimited. Updates `statistics`.
 
-        `counter` is that of Session, `mark` is part of every `wid`.
-        `journal_bytes` is the memory for the resume cursors behind the tokens of all sessions.
+        `counter` is that of Session. `process` is the number of this one of several processes, which ids and tokens
+        say. `journal_bytes` is the memory for the resume cursors behind the tokens of all sessions.
         """
         self._statistics = statistics
         self._now = now
         self._max_sessions = max_sessions
         self._ttl_ms = ttl_ms
         self._counter = counter
-        self._mark = mark
-        self.journals = Journals(journal_bytes)
+        self._process = "" if process is None else f"{process}-"
+        self.journals = Journals(journal_bytes, self._process)
         self._sessions: dict[str, Session] = {}
         self._idle: OrderedDict[str, float] = OrderedDict()  # idle since, the longest first
 
     def add(self, request: WatchRequest, watch: Watch, principal: Principal) -> Session:
         """Create a session. Raises `throttled` when there are too many."""
-        if self._max_sessions and len(self._sessions) >= self._max_sessions:
+        if self._max_sessions and len(self._sessions) + self._statistics.sessions_elsewhere >= self._max_sessions:
             raise TopicsError(
                 Reason.THROTTLED,
                 "there are as many watch sessions as this server allows",
                 {"limit": "max_watch_sessions", "max": self._max_sessions},
             )
-        wid = f"wid_{self._mark}{secrets.token_urlsafe(16)}"
+        wid = f"wid_{self._process}{secrets.token_urlsafe(16)}"
         session = self._sessions[wid] = Session(wid, request, watch, principal, self._ttl_ms, self._counter)
         self._idle[wid] = self._now()
         self._statistics.sessions = len(self._sessions)
@@ -192,7 +207,7 @@ class Sessions:
         """Find a session. Raises `not_found` if it is unknown or has expired."""
         session = self._sessions.get(wid)
         if session is None:
-            raise TopicsError(Reason.NOT_FOUND, "the watch session does not exist or has ended: create a new one")
+            raise unknown_session()
         return session
 
     def recall(self, token: str, principal: Principal) -> dict[str, int] | None:

@@ -82,6 +82,56 @@ class Watch(Protocol):
         ...
 
 
+class SessionStream(Protocol):
+    """The stream of a session, as protocols serve it: a WatchStream, or one of another process. Closed as a context."""
+
+    request: WatchRequest
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> Frame:
+        """Wait for the next frame."""
+        ...
+
+    @property
+    def positions(self) -> dict[str, Position]:
+        """Positions of all topics when the stream was opened, in name order."""
+        ...
+
+    @property
+    def cursors(self) -> dict[str, int]:
+        """Cursors of all topics after the last frame."""
+        ...
+
+    @property
+    def resume_cursors(self) -> dict[str, int]:
+        """Cursors with which a client can resume."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """True after the last frame."""
+        ...
+
+    def resume_token(self) -> str:
+        """Return a short token for `resume_cursors`."""
+        ...
+
+    async def ready(self) -> None:
+        """Wait until `poll` may have a frame or the stream is over."""
+        ...
+
+    def poll(self, *, handed_over: bool = True) -> Frame | None:
+        """Return the next frame, if one is available. Confirms that the previous frames were handed over."""
+        ...
+
+
 class WatchStream(Waiter):
     """Iterates over frames, heartbeats and errors of one stream, from `begin` until it is closed.
 

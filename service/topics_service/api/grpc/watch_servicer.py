@@ -15,7 +15,7 @@ from topics_service.api.grpc.frames import FrameWriter, position_message
 from topics_service.api.grpc.guard import caller
 from topics_service.api.grpc.record_runs import RunCache
 from topics_service.api.interfaces import Topics
-from topics_service.api.watch_stream import WatchStream
+from topics_service.api.watch_stream import SessionStream
 from topics_service.engine.errors import TopicsError, invalid
 from topics_service.engine.watch.frames import ErrorFrame, WatchRequest, WatchTopic
 from topics_service.engine.watch.scope import by_topic_partition
@@ -86,7 +86,7 @@ class WatchServicer:
             async for message in messages:
                 yield message
 
-    async def _messages(self, opened: Awaitable[WatchStream]) -> AsyncGenerator[bytes, None]:
+    async def _messages(self, opened: Awaitable[SessionStream]) -> AsyncGenerator[bytes, None]:
         """All of a stream; it ends with the status of a terminal error."""
         with await opened as stream:
             writer = FrameWriter(self._runs, self._api.limits, stream)

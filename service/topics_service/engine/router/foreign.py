@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from topics_service.engine import config
 from topics_service.engine.deletes import Deletes
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.model import ConfigInput
+from topics_service.engine.model import ConfigInput, Slice
 from topics_service.engine.router.hops import RecentHops
 from topics_service.engine.router.stretch import BYTES, Range, SourceIdentity, Stretch
 from topics_service.engine.snapshot import Gap, Snapshot
@@ -80,7 +80,7 @@ class ForeignLog:
     def take(self, stretch: Stretch) -> None:
         """Add the stretch behind `view.head`."""
         assert stretch.after == self.view.head, "stretches follow each other"
-        self._blocks += stretch.blocks
+        self._blocks += map(_alone, stretch.slices)
         self._dead += stretch.dead
         self.nbytes += stretch.nbytes
         self.stretches += 1
@@ -107,6 +107,14 @@ class ForeignLog:
         """Wake all waiters."""
         for wake in list(self._wakes):
             wake()
+
+
+def _alone(part: Slice) -> Block:
+    """The records of a slice as a block that has no others."""
+    block = part.block.picked(range(part.start, part.stop))
+    if block is not part.block:
+        block.base_seq = part.block.base_seq + part.start
+    return block
 
 
 class ForeignSource:

@@ -146,12 +146,13 @@ class Routers:
                     {"topic": given.dest, "reason": "router_dest_fan_in"},
                 )
         router = self.find(request.router)
-        if router is None and self._limits.max_routers and len(self) >= self._limits.max_routers:
+        limit = self._limits.max_routers
+        if router is None and limit and len(self) + self._limits.elsewhere.routers >= limit:
             raise TopicsError(
                 Reason.THROTTLED, "the server has reached its limit of routers",
                 {"limit": "max_routers", "max": self._limits.max_routers},
             )  # fmt: skip
-        if not given.allow_cycle and (router is None or _may_close_a_cycle(router.config, given)):
+        if not given.allow_cycle and (router is None or may_close_a_cycle(router.config, given)):
             old = None if router is None else (router.config.source, router.config.dest)
             cycle = self._graph.cycle(given.source, given.dest, without=old)
             if cycle is not None:
@@ -527,6 +528,6 @@ def _identity(end: SourceEnd | None) -> SourceIdentity | None:
     return None if end is None else end.identity
 
 
-def _may_close_a_cycle(before: RouterConfig, given: RouterConfig) -> bool:
+def may_close_a_cycle(before: RouterConfig, given: RouterConfig) -> bool:
     """Return whether to check for a cycle: not if the same edge existed before, on the same terms."""
     return before.allow_cycle or (before.source, before.dest) != (given.source, given.dest)

@@ -5,8 +5,8 @@ from typing import Final
 from msgspec import Struct
 
 from topics_service.engine.blocks import LogBlocks, UnreadableError
+from topics_service.engine.model import Slice
 from topics_service.engine.snapshot import Snapshot
-from topics_service.storage.block import Block
 
 BYTES: Final = 256 << 10  # of the records, but always one of them
 _RECORDS: Final = 4096
@@ -41,7 +41,7 @@ class PullRequest(Struct, frozen=True, kw_only=True):
 class Stretch(Struct, kw_only=True):
     """All that became of the seqs `after + 1` to `to` of a log whose head was `head`.
 
-    `blocks` hold the live records, in order, and no others; `lost` are ranges of records that were lost, `dead` those
+    `slices` hold the live records, in order, and no others; `lost` are ranges of records that were lost, `dead` those
     of deleted ones. `hops` are runs of copies: first seq, one past the last, how often they were forwarded. `upstream`
     are the topics that the log's topic gets copies from, directly and indirectly; None if they are those of the stretch
     before.
@@ -50,7 +50,7 @@ class Stretch(Struct, kw_only=True):
     after: int
     to: int
     head: int
-    blocks: list[Block]
+    slices: list[Slice]
     lost: list[Range]
     dead: list[Range]
     hops: list[tuple[int, int, int]] = []
@@ -59,12 +59,12 @@ class Stretch(Struct, kw_only=True):
     @property
     def nbytes(self) -> int:
         """The bytes of its records."""
-        return sum(block.nbytes for block in self.blocks)
+        return sum(each.block.sizes_upto(each.stop) - each.block.sizes_upto(each.start) for each in self.slices)
 
 
 def read(s: Snapshot, blocks: LogBlocks, after: int) -> Stretch:
     """The stretch behind `after`, up to the size of one. Raises UnreadableError if not even one record can be read."""
-    stretch = Stretch(after=after, to=after, head=s.head, blocks=[], lost=[], dead=[])
+    stretch = Stretch(after=after, to=after, head=s.head, slices=[], lost=[], dead=[])
     at, room = after + 1, BYTES
     while at <= s.head and at - after <= _RECORDS and _pieces(stretch) < _PIECES:
         lost_to = loss_behind(s, at - 1, s.head)
@@ -88,14 +88,11 @@ def read(s: Snapshot, blocks: LogBlocks, after: int) -> Stretch:
         start = at - block.base_seq
         stop = s.deletes.first_marked(at, min(block.end_seq, end + 1)) - block.base_seq
         if block.sizes_upto(stop) - block.sizes_upto(start) > room:
-            stop = min(stop, max(block.fit(start, room), start if stretch.blocks else start + 1))
+            stop = min(stop, max(block.fit(start, room), start if stretch.slices else start + 1))
             if stop == start:
                 break
-        piece = block.picked(range(start, stop))
-        if piece is not block:
-            piece.base_seq = at
-        stretch.blocks.append(piece)
-        room -= piece.nbytes
+        stretch.slices.append(Slice(block, start, stop))
+        room -= block.sizes_upto(stop) - block.sizes_upto(start)
         at = block.base_seq + stop
     stretch.to = at - 1
     return stretch
@@ -116,4 +113,4 @@ def loss_behind(s: Snapshot, cursor: int, end: int) -> int:
 
 
 def _pieces(stretch: Stretch) -> int:
-    return len(stretch.blocks) + len(stretch.lost) + len(stretch.dead)
+    return len(stretch.slices) + len(stretch.lost) + len(stretch.dead)
