@@ -28,7 +28,7 @@ from topics_service.api.access.quota import Held, count_refusal
 from topics_service.api.grpc.calls import CallContext, Calls, Metadata
 from topics_service.api.grpc.handlers import OUR_METHODS
 from topics_service.api.grpc.status import failure
-from topics_service.api.metrics.collector import Metrics
+from topics_service.api.metrics.collector import Counters
 from topics_service.api.request_context import HEADER_BYTES, begin
 from topics_service.engine.errors import TopicsError, invalid
 
@@ -55,7 +55,7 @@ class GrpcWeb:
         calls: Calls,
         settings: GatewaySettings,
         authorizer: Authorizer,
-        metrics: Metrics,
+        metrics: Counters,
         origins: OriginPolicy,
     ) -> None:
         self._app = app

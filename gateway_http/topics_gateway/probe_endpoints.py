@@ -43,6 +43,6 @@ class ProbeEndpoints:
     async def metrics(self, request: Request) -> Response:
         """GET /v0/metrics: JSON if the Accept header names it, else Prometheus text; in every state of the server."""
         if b"application/json" in request.headers.get(b"accept", b"").lower():
-            return Response(200, self._api.metrics.json())
+            return Response(200, await self._api.metrics.json())
         text = await self._api.metrics.text(request.principal.prefixes)
         return Response(200, text, content_type=TEXT_TYPE.encode())

@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,7 +32,7 @@ class EventStream(NamedTuple):
     `opening` are events that go out at once, behind `retry:`.
     """
 
-    source: AbstractContextManager[AsyncIterator[Any]]
+    source: AbstractAsyncContextManager[AsyncIterator[Any]]
     encoder: Callable[[Any], Callable[[Any], bytes]]
     opening: bytes = b""
 

@@ -228,7 +228,7 @@ class SocketSession:
             raise invalid(f"a WebSocket follows at most {_MAX_TOPICS} topics")
         if sum(key.endswith("*") for key in keys) > _MAX_PREFIXES:
             raise invalid(f"a WebSocket follows at most {_MAX_PREFIXES} prefixes")
-        opened = self._open(command.request)
+        opened = await self._open(command.request)
         positions: dict[str, Position] = {}
         for subscription in opened:
             positions |= subscription.stream.positions
@@ -241,18 +241,17 @@ class SocketSession:
         text = socket_frames.subscribed(command.request_id, dict(sorted(positions.items())))
         self._outbox.put(Reply(text, len(text), lambda: self._start(opened)))
 
-    def _open(self, request: WatchRequest) -> "list[_Subscription]":
+    async def _open(self, request: WatchRequest) -> "list[_Subscription]":
         """Streams that together follow the topics of `request`; all or none. Raises TopicsError."""
         parts = Parts(request.include_tags, request.include_metas, request.include_data)
         opened = []
         with ExitStack() as undo:
             topics = iter(request.topics.items())
             while some := dict(islice(topics, self._limits.max_watch_topics)):
-                held = undo.enter_context(ExitStack())
                 source = self._api.watches.stream(replace(request, topics=some), principal=self._principal, slot=False)
-                stream = held.enter_context(source)
+                stream = undo.enter_context(await source)
                 keys = {key for key in some if key in stream.positions or key.endswith("*")}
-                opened.append(_Subscription(stream, held, parts, keys))
+                opened.append(_Subscription(stream, parts, keys))
             undo.pop_all()
         return opened
 
@@ -276,7 +275,7 @@ class SocketSession:
 
     def _close(self, subscription: "_Subscription") -> None:
         """End its stream, and so its pump."""
-        subscription.held.close()
+        subscription.stream.close()
         self._subscriptions.discard(subscription)
 
     def _start(self, opened: "list[_Subscription]") -> None:
@@ -309,11 +308,10 @@ class SocketSession:
 class _Subscription:
     """The streams of one `subscribe`. `keys` are its topic partitions and patterns that are still followed."""
 
-    __slots__ = ("held", "keys", "parts", "stream")
+    __slots__ = ("keys", "parts", "stream")
 
-    def __init__(self, stream: WatchStream, held: ExitStack, parts: Parts, keys: set[str]) -> None:
+    def __init__(self, stream: WatchStream, parts: Parts, keys: set[str]) -> None:
         self.stream = stream
-        self.held = held
         self.parts = parts
         self.keys = keys
 

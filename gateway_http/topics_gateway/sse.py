@@ -1,8 +1,9 @@
 """Server-sent events: answers that stream until one side ends them (docs/contract.md, 8.3 to 8.6)."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from starlette.types import Send
@@ -12,6 +13,7 @@ from topics_gateway.response import EventStream, encode
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.watch.frames import ErrorFrame, HeartbeatFrame
 
+T = TypeVar("T")
 _HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -65,6 +67,28 @@ def error(frame: ErrorFrame, **more: Any) -> bytes:
     return event(b"error", encode(members | more))
 
 
+class _Opened(Generic[T]):
+    """A generator with its first item."""
+
+    def __init__(self, first: T, frames: AsyncGenerator[T, None]) -> None:
+        self._first: T | None = first
+        self._frames = frames
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        first, self._first = self._first, None
+        return await anext(self._frames) if first is None else first
+
+
+@asynccontextmanager
+async def opened(frames: AsyncGenerator[T, None]) -> AsyncIterator[AsyncIterator[T]]:
+    """The source of an EventStream whose first frame says that it is open, and that raises its refusal in its place."""
+    async with aclosing(frames):
+        yield _Opened(await anext(frames), frames)
+
+
 async def serve(stream: EventStream, request: Request, send: Send) -> int:
     """Open the stream's source and send its events until it ends; the status of the answer.
 
@@ -75,7 +99,7 @@ async def serve(stream: EventStream, request: Request, send: Send) -> int:
     # For the transport, should the client stop reading altogether.
     state = request.scope.setdefault("state", {})
     state["timeout_event"] = TOO_SLOW
-    with stream.source as frames:
+    async with stream.source as frames:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         if request.scope["method"] == "HEAD":
             await send({"type": "http.response.body", "body": b""})

@@ -15,7 +15,7 @@ from topics_service.engine.model import Identity, ListTopicsRequest, QueueCounte
 
 _PAGE_SIZE: Final = 100
 _PAGE_SIZE_MAX: Final = 1000
-_PARTITIONS: Final = frozenset({"partition_count"})
+_BESIDE_CONFIG: Final = frozenset({"partition_count", "placement"})
 
 
 class TopicEndpoints:
@@ -28,11 +28,13 @@ class TopicEndpoints:
     async def put(self, request: Request) -> Response:
         """PUT /v0/topics/{topic}."""
         found = await read_object(request, self._settings.max_body_bytes, optional=True)
+        beside = Fields(found, _BESIDE_CONFIG, _BESIDE_CONFIG)
         reply = await self._api.put_topic(
             request.name,
             read_config(found),
             principal=request.principal,
-            partition_count=Fields(found, _PARTITIONS, _PARTITIONS).integer("partition_count", low=1),
+            partition_count=beside.integer("partition_count", low=1),
+            placement=beside.text("placement") or "",
         )
         return json_response(
             201 if reply.created else 200,
@@ -137,6 +139,7 @@ def _identity(identity: Identity) -> dict[str, Any]:
         "rrl": identity.rrl,
         "epoch": identity.epoch,
         **_partition_count(identity),
+        **({"placement": identity.placement} if identity.placement else {}),
     }
 
 

@@ -1,8 +1,7 @@
 """Handlers of watch sessions: create one, follow one (docs/contract.md, 8)."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from topics_gateway.body import read_object
@@ -46,7 +45,12 @@ class WatchEndpoints:
         """POST /v0/watch."""
         max_parts = max(_MAX_PARTS, 5 * self._settings.limits.max_watch_topics)
         found = await read_object(request, self._settings.max_body_bytes, max_parts=max_parts)
-        watch_request = read_watch(Fields(found, _WATCH, _NULLABLE), partial(self._recall, request))
+        fields = Fields(found, _WATCH, _NULLABLE)
+        given = fields.value("cursor")
+        recalled = await self._recall(request, given) if isinstance(given, str) and is_token(given) else {}
+        watch_request = read_watch(
+            fields, lambda text: recalled if is_token(text.decode("latin-1")) else read_cursor_id(text)
+        )
         watch_request.lenient = flag(request.query(), "lenient", False)
         session = await self._api.watches.create(watch_request, principal=request.principal)
         return json_response(
@@ -65,25 +69,24 @@ class WatchEndpoints:
         require_event_stream(request)
         return EventStream(self._opened(request), encoder=_as_it_is)
 
-    @contextmanager
-    def _opened(self, request: Request) -> Iterator[EventSource]:
-        with self._api.watches.open(request.name, self._resume_from(request), principal=request.principal) as stream:
+    @asynccontextmanager
+    async def _opened(self, request: Request) -> AsyncIterator[EventSource]:
+        cursor = await self._resume_from(request)
+        with await self._api.watches.open(request.name, cursor, principal=request.principal) as stream:
             # On HTTP/2 a window can end between two events, and the session must know which one was handed over.
             yield self._events.for_stream(stream, together=request.scope["http_version"] != "2")
 
-    def _resume_from(self, request: Request) -> dict[str, int]:
-        """Read the place in Last-Event-ID, or in the query's `cursor`; an empty one if it is no id."""
+    async def _resume_from(self, request: Request) -> dict[str, int]:
+        """Read the place in Last-Event-ID, or in the query's `cursor`; an empty one if it is no id, or forgotten."""
         given = request.headers.get(b"last-event-id")
         if given is None:
             given = request.query().get("cursor", "").encode()
-        return self._recall(request, given) or {}
-
-    def _recall(self, request: Request, given: bytes) -> dict[str, int] | None:
-        """The cursors of an id: empty if it is forgotten, None if it is no id."""
         text = given.decode("latin-1")
-        if is_token(text):
-            return self._api.watches.recall(text, principal=request.principal) or {}
-        return read_cursor_id(given)
+        return await self._recall(request, text) if is_token(text) else read_cursor_id(given) or {}
+
+    async def _recall(self, request: Request, token: str) -> dict[str, int]:
+        """The cursors of a token, empty if it is forgotten."""
+        return await self._api.watches.recall(token, principal=request.principal) or {}
 
 
 def _as_it_is(_: Any) -> Callable[[bytes], bytes]:

@@ -12,7 +12,8 @@ from topics_gateway.json_fields import parse_object
 from topics_gateway.render import Parts, RenderCache
 from topics_gateway.response import encode
 from topics_gateway.sse import error, event, heartbeat
-from topics_service.api.watch_stream import INSTANCE, WatchStream
+from topics_service.api.watch_journal import MAX_IN_ID
+from topics_service.api.watch_stream import INSTANCE, SessionStream
 from topics_service.engine.config import U64_MAX
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.watch.frames import (
@@ -25,9 +26,6 @@ from topics_service.engine.watch.frames import (
     TopicDeletedFrame,
 )
 
-MAX_IN_ID: Final = 64
-"""Maximum number of cursors spelled out in an id: 64 take at most 27 KB, which fits into a request head."""
-
 _BASE64URL: Final = pattern(rb"[A-Za-z0-9_-]+")
 _SORTED: Final = msgspec.json.Encoder(order="sorted")
 _TOGETHER_BYTES: Final = 16384
@@ -37,7 +35,7 @@ _MAX_DIGITS: Final = 32
 _MAX_PARTS: Final = 4096
 
 
-def event_id(stream: WatchStream) -> bytes:
+def event_id(stream: SessionStream) -> bytes:
     """The id of an event: the stream's cursors, or beyond 64 topics a token for them in the session."""
     return cursor_id(stream.resume_cursors) if len(stream.cursors) <= MAX_IN_ID else stream.resume_token().encode()
 
@@ -98,7 +96,7 @@ class EventSource:
     come in one piece, for each piece is a system call.
     """
 
-    def __init__(self, stream: WatchStream, encoded: Callable[[Frame], bytes], *, together: bool) -> None:
+    def __init__(self, stream: SessionStream, encoded: Callable[[Frame], bytes], *, together: bool) -> None:
         self._stream = stream
         self._encoded = encoded
         self._enough = _TOGETHER_BYTES if together else 0
@@ -126,7 +124,7 @@ class WatchEvents:
         self.cache = FrameCache(self._make, lambda made: 2 * len(made.data), max_bytes)
         self._rendered = rendered
 
-    def for_stream(self, stream: WatchStream, *, together: bool = True) -> EventSource:
+    def for_stream(self, stream: SessionStream, *, together: bool = True) -> EventSource:
         """The events of a stream, to be asked for in place of its frames."""
         request = stream.request
         parts = Parts(request.include_tags, request.include_metas, request.include_data)
@@ -140,7 +138,7 @@ class WatchEvents:
 
         return EventSource(stream, encoded, together=together)
 
-    def _records(self, frame: RecordsFrame, parts: Parts, stream: WatchStream) -> bytes:
+    def _records(self, frame: RecordsFrame, parts: Parts, stream: SessionStream) -> bytes:
         made = self.cache.get(frame, parts)
         cursors = stream.resume_cursors if len(stream.cursors) == 1 else {}
         if len(cursors) != 1:
@@ -150,7 +148,7 @@ class WatchEvents:
             made.event_at, made.event = at, event(b"record", made.data, cursor_id(cursors))
         return made.event
 
-    def _caught_up(self, frame: CaughtUpFrame, parts: Parts, stream: WatchStream) -> bytes:
+    def _caught_up(self, frame: CaughtUpFrame, parts: Parts, stream: SessionStream) -> bytes:
         cursors = stream.resume_cursors if len(stream.cursors) == 1 else {}
         made = self.cache.last(frame, parts) if len(cursors) == 1 else None
         if made is not None and made.caught_up_at == frame.head_seq:
@@ -180,7 +178,7 @@ class _SharedEvent:
         self.event_at = self.caught_up_at = -1
 
 
-def _rare(frame: TombstoneFrame | TopicDeletedFrame | HeartbeatFrame | ErrorFrame, stream: WatchStream) -> bytes:
+def _rare(frame: TombstoneFrame | TopicDeletedFrame | HeartbeatFrame | ErrorFrame, stream: SessionStream) -> bytes:
     match frame:
         case TombstoneFrame():
             return event(b"tombstone", encode(_tombstone(frame)), event_id(stream))

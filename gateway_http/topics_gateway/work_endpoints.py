@@ -8,7 +8,7 @@ from topics_gateway.queue_endpoints import whole
 from topics_gateway.request import Request
 from topics_gateway.response import EventStream, encode
 from topics_service.api.interfaces import Topics
-from topics_service.api.work import WorkFrame, WorkStream
+from topics_service.api.work import WorkFrame
 from topics_service.engine.errors import invalid
 from topics_service.engine.queue.jobs import ClaimRequest, Job
 from topics_service.engine.watch.frames import ErrorFrame, HeartbeatFrame
@@ -21,7 +21,7 @@ class WorkEndpoint:
         self._api = api
 
     async def work(self, request: Request) -> EventStream:
-        """Checks in this order: Accept 406, node 400, max and lease_ms 400, and the errors of `QueuesApi.work`."""
+        """Checks in this order: Accept 406, node 400, max and lease_ms 400, and the errors of `QueuesApi.push`."""
         sse.require_event_stream(request)
         query = request.query()
         node = query.get("node", "")
@@ -33,11 +33,11 @@ class WorkEndpoint:
             max=whole(query, "max", 1),
             lease_ms=whole(query, "lease_ms", 0) if "lease_ms" in query else None,
         )
-        return EventStream(self._api.queues.work(work_request, principal=request.principal), _encoder)
+        frames = self._api.queues.push(work_request, principal=request.principal)
+        return EventStream(sse.opened(frames), lambda _: _encoder(request.name))
 
 
-def _encoder(stream: WorkStream) -> Callable[[WorkFrame], bytes]:
-    topic = stream.request.topic
+def _encoder(topic: str) -> Callable[[WorkFrame], bytes]:
     head = b'{"topic":%b,' % encode(topic)
 
     def event(job: Job) -> bytes:

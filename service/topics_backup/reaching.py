@@ -42,8 +42,8 @@ class Reaching:
         for put in found:
             if put.family is Family.TOPICS and self._name in put.value:
                 made = decode_row(put.value)
-                if made.name == self._topic and self._partition < len(made.log_ids):
-                    self._heads.setdefault(made.log_ids[self._partition], 0)
+                if made.name == self._topic and self._partition in made.numbers:
+                    self._heads.setdefault(made.log_ids[made.numbers.index(self._partition)], 0)
         reached = False
         for put in found:
             if put.family is Family.LOGS and (log_id := keys.read_u64(put.key)) in self._heads:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,8 @@ from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
-from topics_service.statistics import NodeStatistics, SpaceStatistics
+from topics_service.engine.placement import SINGLE, Place
+from topics_service.statistics import NodeStatistics, SpaceStatistics, TraceStatistics
 from topics_service.storage import checkpoint, properties
 from topics_service.storage.reclaim import Reclaim
 from topics_service.storage.rocks import RocksStore
@@ -34,6 +36,19 @@ from topics_service.storage.segment_upkeep import SegmentUpkeep
 from topics_service.storage.store import StoreError
 from topics_service.storage.tombstone_compaction import TombstoneCompaction
 from topics_sql.reader import Reader
+
+
+def process_sources(
+    lag: LoopLag, authorizer: Authorizer, traces: TraceStatistics, sources: MetricsSources | None = None
+) -> MetricsSources:
+    """The measurements of a process, beside those of a store."""
+    memory = authorizer.quotas.memory
+    return replace(
+        sources or MetricsSources(),
+        lag=lag,
+        request_bytes=lambda: memory.used if memory is not None else 0,
+        traces=traces,
+    )
 
 
 class Core:
@@ -48,8 +63,12 @@ class Core:
         authorizer: Authorizer,
         commit: Callable[[Engine], Commit] = GroupCommit.for_engine,
         node: NodeStatistics | None = None,
+        lag: LoopLag | None = None,
+        place: Place = SINGLE,
     ) -> None:
-        """`commit` makes what turns the engine's writes durable; `node` has the figures of a node of a cluster."""
+        """`commit` makes what turns the engine's writes durable; `node` has the figures of a node of a cluster. `place`
+        is its shard. `lag` is that of the loop where somebody measures that, and all else of the process, already.
+        """
         settings, traces = resources.settings, resources.traces
         self._settings = settings
         self.engine = engine = Engine(
@@ -59,6 +78,7 @@ class Core:
             prefix=settings.resource_prefix,
             cache_bytes=settings.memory.blocks,
             recover=False,
+            place=place,
         )
         engine.blocks.on_damage = lambda error: log.error("%s", error.message)
         self.audit = AuditLog(resources.audit_file.write) if resources.audit_file is not None else None
@@ -75,7 +95,8 @@ class Core:
         self._reclaim = Reclaim(store, lambda: engine.writer.total_bytes, self._segments)
         engine.writer.on_freed = self._reclaim.freed
         self._tombstones = TombstoneCompaction(store)
-        self._lag = LoopLag()
+        self._measures_lag = lag is None
+        self._lag = lag or LoopLag()
         self._disk = FreeSpace(settings.data_path)
         statistics = SpaceStatistics()
         self._space = DiskSpace(
@@ -97,18 +118,16 @@ class Core:
         )
         engine.capacity.disk = pressure.space if settings.min_free_bytes else None
         self.authorizer = authorizer
-        memory = self.authorizer.quotas.memory
         sources = MetricsSources(
-            lag=self._lag,
             disk=self._disk,
             min_free_bytes=settings.min_free_bytes,
             space=statistics,
             store=lambda: properties.read(store.path, store.families, store.merged),
             wal_switches=store.wal_switches,
-            request_bytes=lambda: memory.used if memory is not None else 0,
-            traces=traces.statistics,
             node=node,
         )
+        if self._measures_lag:
+            sources = process_sources(self._lag, authorizer, traces.statistics, sources)
         self.api = TopicsApi(engine, self._commit, pressure, settings.watch_caps, sources, observers)
         self.api.serve_sql(
             Reader(),
@@ -128,19 +147,28 @@ class Core:
         self.checkpoints = Checkpoints(folder, make, checkpoint.remove, engine.ready, observers)
         self.checkpoints.clear()
 
-    def background(self, set_serving: Callable[[bool], None]) -> list[Coroutine[Any, Any, None]]:
-        """The work that runs on the event loop until it is cancelled. `set_serving` gets the engine's health."""
+    def background(
+        self, set_serving: Callable[[bool], None], *, forwards: bool = True
+    ) -> list[Coroutine[Any, Any, None]]:
+        """The work that runs on the event loop until it is cancelled. `set_serving` gets the engine's health. Where
+        several cores share a loop, one forwarder serves them, and none of them `forwards` itself."""
         work = [
             maintenance.keep_up(self.engine, self._disk, set_serving),
-            Forwarder(self.engine.routers).run(),
-            self._lag.run(),
             trim_archive(self._settings, self.api.metrics.archive),
             maintenance.compact_tombstones(self._tombstones),
             maintenance.keep_segments(self._segments),
         ]
+        if forwards:
+            work.append(Forwarder(self.engine.routers).run())
+        if self._measures_lag:
+            work.append(self._lag.run())
         if self._settings.min_free_bytes:
             work.append(self._space.keep())
         return work
+
+    def drain(self) -> None:
+        """See TopicsApi."""
+        self.api.drain()
 
     def recovered(self) -> None:
         """Take over what else is in the store. Call it in the turn of the event loop in which recovery has ended."""

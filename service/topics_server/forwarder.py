@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable
 from typing import Final
 
@@ -19,6 +20,7 @@ _CREDIT_SECONDS: Final = 2e-3  # requests' use beyond their share is remembered 
 
 class Forwarder:
     """Runs slices of forwarding on the event loop: about a seventh of its time while requests come, else all of it.
+    Several engines on one loop share that.
 
     `debt` is the time that requests are still to get for the slices so far. It shrinks with every turn of the loop and
     every wait. Once it is a millisecond, forwarding pauses for as long, unless there was no request of late. A client
@@ -26,12 +28,14 @@ class Forwarder:
     anything shorter; and in the pause records gather into larger slices.
     """
 
-    def __init__(self, routers: Routers) -> None:
+    def __init__(self, *routers: Routers) -> None:
+        """The routers of each engine that this loop runs."""
         self._routers = routers
         self._due = asyncio.Event()
         self._debt = 0.0
         self._busy_until = 0.0
-        routers.on_due = self._due.set
+        for each in routers:
+            each.on_due = self._due.set
 
     async def run(self) -> None:
         """Forward until cancelled. A slice that fails for a bug is logged, and its router waits before the next."""
@@ -41,20 +45,25 @@ class Forwarder:
             await self._forward()
 
     async def _forward(self) -> None:
-        more = True
-        while more:
+        turns = deque(self._routers)
+        while turns:
             if self._debt >= _PAUSE_SECONDS:
                 if time.perf_counter() < self._busy_until:
                     await self._give(asyncio.sleep(self._debt))
                 else:
                     self._debt = 0.0
             began = time.perf_counter()
+            routers = turns[0]
+            more = True
             try:
-                more = self._routers.forward()
+                more = routers.forward()
             except Exception:
                 log.exception("forwarding failed")
+            turns.rotate(-1)
+            if not more:
+                turns.pop()
             self._debt += _OTHERS_SHARE * (time.perf_counter() - began)
-            if more and self._debt >= 0:
+            if turns and self._debt >= 0:
                 await self._give(asyncio.sleep(0))
 
     async def _give(self, wait: Awaitable[object]) -> None:

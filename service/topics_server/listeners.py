@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from starlette.types import ASGIApp
 
@@ -12,7 +13,6 @@ from topics_gateway.settings import GatewaySettings
 from topics_gateway.transport import HttpServer, Limits
 from topics_kafka.listener import KafkaServer, create_kafka
 from topics_kafka.registry import all_handlers
-from topics_server.core import Core
 from topics_server.errors import StartError
 from topics_server.interceptors import KafkaAudit, Make, observed_kafka, while_good
 from topics_server.notices import log, log_listening
@@ -21,12 +21,45 @@ from topics_server.reload import Readers
 from topics_server.resources import Resources
 from topics_server.settings import Settings
 from topics_server.tls import HTTP_PROTOCOLS
+from topics_service.api.access.authorizer import Authorizer
+from topics_service.api.audit import AuditLog
+from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.grpc.calls import Calls
 from topics_service.api.grpc.guard import caller
 from topics_service.api.grpc.server import GrpcPort, create_calls
-from topics_service.engine.errors import TopicsError
+from topics_service.api.interfaces import Topics
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.errors import TopicsError, invalid
 
 _MAX_MESSAGE_BYTES = (1 << 31) - 1  # gRPC's own limit
+
+
+class Served(Protocol):
+    """Parts of a server that its listeners lead to; a Core has them."""
+
+    @property
+    def api(self) -> Topics:
+        """The calls."""
+        ...
+
+    @property
+    def authorizer(self) -> Authorizer:
+        """The credentials of callers."""
+        ...
+
+    @property
+    def audit(self) -> AuditLog | None:
+        """The audit log; None if there is none."""
+        ...
+
+    @property
+    def checkpoints(self) -> Checkpoints | None:
+        """The checkpoints; None if the server makes none."""
+        ...
+
+    def drain(self) -> None:
+        """Stop taking calls, and end the waits of those under way."""
+        ...
 
 
 def grpc_port(resources: Resources) -> GrpcPort:
@@ -38,6 +71,7 @@ def grpc_port(resources: Resources) -> GrpcPort:
         max_message_bytes=min(settings.max_body_bytes + (1 << 20), _MAX_MESSAGE_BYTES),
         max_connections=settings.grpc_max_connections,
         credentials=tls.grpc_credentials() if tls else None,
+        is_shared=resources.shares_ports,
     )
 
 
@@ -71,7 +105,7 @@ def http_server(resources: Resources, app: ASGIApp) -> HttpServer:
 
 def kafka_server(
     resources: Resources,
-    core: Core,
+    served: Served,
     sock: socket.socket,
     *,
     node_id: int,
@@ -79,20 +113,23 @@ def kafka_server(
     wrap: Callable[[Make], Make] = lambda make: make,
 ) -> KafkaServer:
     """The server of Kafka on `sock`, not listening yet. `wrap` may wrap its handlers. Raises TopicsError."""
+    api = served.api
+    if not isinstance(api, TopicsApi):
+        raise invalid("a server with shards has no Kafka port yet: unset TOPICS_KAFKA_PORT")
     tls = resources.certificates.kafka
     host, port = advertised_address(resources.settings, sock.getsockname()[1])
-    wanted = (resources.traces.kafka, None if core.audit is None else KafkaAudit(core.audit))
+    wanted = (resources.traces.kafka, None if served.audit is None else KafkaAudit(served.audit))
     observers = [each for each in wanted if each is not None]
     return create_kafka(
-        core.api,
-        core.authorizer,
+        api,
+        served.authorizer,
         replace(resources.settings.kafka, node_id=node_id),
         sock,
         host=host,
         port=port,
         leader_epoch=leader_epoch,
         tls=tls.context() if tls else None,
-        handlers=wrap(observed_kafka(while_good(all_handlers, core.authorizer), *observers)),
+        handlers=wrap(observed_kafka(while_good(all_handlers, served.authorizer), *observers)),
     )
 
 
@@ -122,36 +159,40 @@ async def start_grpc(port: GrpcPort, settings: Settings, calls: Calls) -> int:
 
 
 class Listeners:
-    """Accepts connections from `start`, those of Kafka from `start_kafka`, until `stop`. The ports are 0 before."""
+    """Accepts connections from `start`, those of Kafka from `start_kafka`, until `stop`. The ports are 0 before.
 
-    def __init__(self, resources: Resources, core: Core, readers: Readers) -> None:
+    They are announced unless other processes share them: then it is for the one that has started all of them.
+    """
+
+    def __init__(self, resources: Resources, served: Served, readers: Readers) -> None:
         self._resources = resources
         self._readers = readers
-        self._core = core
+        self._served = served
         self._settings = settings = resources.settings
         self.http_port = self.grpc_port = self.kafka_port = 0
         self.grpc = grpc_port(resources)
         self._calls = create_calls(
-            core.api,
-            authorizer=core.authorizer,
+            served.api,
+            authorizer=served.authorizer,
             bulk_readers=self._bulk_readers,
-            checkpoints=core.checkpoints,
+            checkpoints=served.checkpoints,
             observer=resources.traces.grpc,
         )
-        app = create_app(core.api, gateway_settings(settings), core.authorizer.cancelling(), self._calls)
+        app = create_app(served.api, gateway_settings(settings), served.authorizer.cancelling(), self._calls)
         self._http = http_server(resources, resources.traces.app(app))
         self._kafka: KafkaServer | None = None
 
     def _bulk_readers(self) -> Sequence[tuple[str, int]]:
         """The bulk readers that know the caller: those of CREATE USER are known to the server only."""
-        return () if self._core.authorizer.users.is_stored(caller()) else self._readers.addresses()
+        return () if self._served.authorizer.users.is_stored(caller()) else self._readers.addresses()
 
     async def start(self) -> None:
         """Listen for HTTP and gRPC, and announce the ports. Raises StartError."""
         self.grpc_port = await start_grpc(self.grpc, self._settings, self._calls)
         await self._http.start()
         self.http_port = self._http.port
-        announce(self._settings, self.http_port, self.grpc_port)
+        if not self._resources.shares_ports:
+            announce(self._settings, self.http_port, self.grpc_port)
 
     async def start_kafka(self) -> None:
         """Listen for Kafka if it has a port, and announce it. Raises StartError."""
@@ -160,17 +201,18 @@ class Listeners:
             return
         port = sock.getsockname()[1]
         try:
-            self._kafka = kafka_server(self._resources, self._core, sock, node_id=self._settings.kafka.node_id)
+            self._kafka = kafka_server(self._resources, self._served, sock, node_id=self._settings.kafka.node_id)
             await self._kafka.start()
         except (OSError, TopicsError) as error:
             raise StartError(f"Kafka: {error}") from error
         self.kafka_port = port
-        announce_kafka(self._settings, port)
+        if not self._resources.shares_ports:
+            announce_kafka(self._settings, port)
 
     async def stop(self) -> None:
         """Refuse new calls, drain the running ones for up to `drain_seconds`, and close all connections."""
         self.grpc.set_serving(False)
-        self._core.api.drain()
+        self._served.drain()
         seconds = self._settings.drain_seconds
         stops = [self._http.stop(seconds), self.grpc.stop(seconds)]
         if self._kafka is not None:

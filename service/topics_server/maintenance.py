@@ -37,7 +37,12 @@ async def recover(
         if time.monotonic() >= slice_ends:
             await asyncio.sleep(0)
             slice_ends = time.monotonic() + _RECOVERY_SLICE_SECONDS
-    log.info("ready with %s", counted(engine.ready().topics, "topic"))
+
+
+def log_ready(*engines: Engine) -> None:
+    """Log that recovery is complete, unless a stop has ended it."""
+    if all(engine.recovered >= 1 for engine in engines):
+        log.info("ready with %s", counted(sum(engine.ready().topics for engine in engines), "topic"))
 
 
 async def keep_up(engine: Engine, disk: FreeSpace, set_serving: Callable[[bool], None]) -> None:

@@ -10,13 +10,18 @@ from topics_server.errors import StartError
 from topics_server.settings import Settings, split_host
 
 
-def bind(host: str, port: int, setting: str) -> socket.socket:
-    """Bind a socket, which does not listen yet. Raises StartError that names `setting`, the variable of the port."""
+def bind(host: str, port: int, setting: str, *, is_shared: bool = False) -> socket.socket:
+    """Bind a socket, which does not listen yet. Raises StartError that names `setting`, the variable of the port.
+
+    Where it `is_shared`, other processes of this user can bind the same, and the system spreads the connections.
+    """
     with contextlib.ExitStack() as stack:
         try:
             family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             sock = stack.enter_context(socket.socket(family, kind, proto))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if is_shared:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             sock.bind(address)
         except OSError as error:
             raise StartError(f"can't listen on {host}:{port}: {explain(error, setting)}") from error

@@ -15,6 +15,7 @@ from topics_server.ports import bind
 from topics_server.settings import Settings
 from topics_server.tls import ServerCertificates, TlsError, certificates
 from topics_server.tracing.noop import Tracing
+from topics_service.storage import shardfiles
 from topics_service.storage.boot import boot_id
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
@@ -24,7 +25,7 @@ _LEAST_TABLES: Final = 16
 
 class Resources:
     """Open files, bound sockets and the open store of one server. `settings` has its shares of the descriptors, of
-    which the store may use `tables`."""
+    which the store may use `tables`. Where it `shares_ports`, other processes listen on the same."""
 
     settings: Settings
     tables: int
@@ -34,19 +35,30 @@ class Resources:
     http_socket: socket.socket
     kafka_socket: socket.socket | None
     store: RocksStore
+    shares_ports = False
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._opens_store = True
 
     @classmethod
-    def open(cls, settings: Settings, store: RocksStore | None = None, *, opens_store: bool = True) -> Self:
+    def open(
+        cls,
+        settings: Settings,
+        store: RocksStore | None = None,
+        *,
+        opens_store: bool = True,
+        shares_ports: bool = False,
+    ) -> Self:
         """Take everything, or nothing. A given `store` is the open one in `settings.data_path`; without `opens_store`
         there is none.
 
         Blocks for as long as RocksDB takes. Raises StartError.
         """
+        if opens_store:
+            _check_unsharded(settings)
         self = cls()
+        self.shares_ports = shares_ports
         with self._stack as stack:
             try:
                 self.settings, self.tables = share(settings)
@@ -61,27 +73,36 @@ class Resources:
             except tracing.TracingError as error:
                 raise StartError(str(error)) from None
             stack.callback(self.traces.stop)
-            self.http_socket = stack.enter_context(bind(settings.host, settings.port, "TOPICS_PORT"))
+            self.http_socket = stack.enter_context(
+                bind(settings.host, settings.port, "TOPICS_PORT", is_shared=shares_ports)
+            )
             self.kafka_socket = None
             if settings.kafka_port:
-                kafka_socket = bind(settings.host, int(settings.kafka_port), "TOPICS_KAFKA_PORT")
+                port = int(settings.kafka_port)
+                kafka_socket = bind(settings.host, port, "TOPICS_KAFKA_PORT", is_shared=shares_ports)
                 self.kafka_socket = stack.enter_context(kafka_socket)
             self._opens_store = opens_store
             if opens_store:
-                self.store = store or _open_store(self.settings, self.tables)
+                self.store = store or open_store(self.settings, self.tables)
             self._stack = stack.pop_all()
         return self
 
+    def with_settings(self, settings: Settings) -> Self:
+        """The same files with other settings, for a part of a server. The original is to be closed."""
+        part = copy.copy(self)
+        part.settings = settings
+        return part
+
     def for_shard(self, shard: int, count: int) -> Self:
-        """The resources of one of `count` shards in this process: the same, but with a directory of its own, and with
-        its part of the memory and of the open files. They end with these."""
+        """The same for one of `count` shards in this process: a directory of its own, and its part of the memory and of
+        the open files."""
         if count == 1:
             return self
-        made = copy.copy(self)
-        path = self.settings.data_path / "shards" / str(shard)
-        made.settings = replace(self.settings, data_dir=str(path), memory_bytes=self.settings.memory_bytes // count)
-        made.tables = max(_LEAST_TABLES, self.tables // count)
-        return made
+        settings = self.settings
+        path = shardfiles.directory(settings.data_path, shard)
+        part = self.with_settings(replace(settings, data_dir=str(path), memory_bytes=settings.memory_bytes // count))
+        part.tables = max(_LEAST_TABLES, self.tables // count)
+        return part
 
     def close(self, *, is_sound: bool) -> StoreError | None:
         """Flush memory to disk and release everything. Blocks. Returns the error if the write failed.
@@ -109,7 +130,21 @@ def _open_audit_file(settings: Settings) -> AuditFile | None:
         raise StartError(f"TOPICS_AUDIT_LOG {settings.audit_log}: {error.strerror}") from None
 
 
-def _open_store(settings: Settings, tables: int) -> RocksStore:
+def _check_unsharded(settings: Settings) -> None:
+    """Raise StartError for a data directory with shards."""
+    try:
+        count = shardfiles.count_of(settings.data_path)
+    except StoreError as error:
+        raise StartError(str(error)) from None
+    if count is not None:
+        raise StartError(
+            f"the data directory {settings.data_path} has {count} shards: serve it with --processes 1 to {count} "
+            "(TOPICS_PROCESSES)"
+        )
+
+
+def open_store(settings: Settings, tables: int) -> RocksStore:
+    """Open the database in `settings.data_path`. Blocks for as long as RocksDB takes. Raises StartError."""
     try:
         store = RocksStore(
             settings.data_path,

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import uvloop
 
@@ -26,6 +26,9 @@ from topics_service.engine.errors import TopicsError
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
 
+if TYPE_CHECKING:
+    from topics_server.processes.share import Share
+
 log = logging.getLogger("topics.server")
 
 # The commit thread needs the GIL back after each fsync. The default of 5 ms caps it at 160 fsyncs/s with a p50 of
@@ -39,8 +42,17 @@ def run(settings: Settings, warnings: Sequence[str] = ()) -> None:
     for text in warnings:
         log.warning("%s", text)
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
+    if settings.processes > 1:
+        from topics_server.processes.parent import Parent
+
+        Parent(settings, _serve_share).run()
+        return
     hangups = SighupHandler() if is_useful(settings) else None
-    server: Serving = _node(settings, hangups) if settings.cluster_store else Server(settings, hangups=hangups)
+    serve(_server(settings, hangups))
+
+
+def serve(server: Serving) -> None:
+    """Run a server until SIGTERM or SIGINT, then drain. Main thread only. Raises StartError."""
     server.open()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -51,10 +63,22 @@ def run(settings: Settings, warnings: Sequence[str] = ()) -> None:
         server.close()
 
 
-def _node(settings: Settings, hangups: SighupHandler | None) -> Serving:
-    from topics_server.node.server import NodeServer, connect  # and all that only a cluster needs
+def _server(settings: Settings, hangups: SighupHandler | None) -> Serving:
+    if settings.cluster_store:
+        from topics_server.node.server import NodeServer, connect  # and all that only a cluster needs
 
-    return NodeServer(settings, connect=connect, hangups=hangups)
+        return NodeServer(settings, connect=connect, hangups=hangups)
+    if settings.processes:
+        from topics_server.processes.serving import ShardedServer  # and all that only shards need
+
+        return ShardedServer(settings, hangups=hangups)
+    return Server(settings, hangups=hangups)
+
+
+def _serve_share(settings: Settings, share: "Share") -> None:
+    from topics_server.processes.serving import ShardedServer
+
+    serve(ShardedServer(settings, hangups=SighupHandler() if is_useful(settings) else None, share=share))
 
 
 async def _serve_until_signal(server: Serving) -> None:
@@ -148,6 +172,7 @@ class Server(Serving):
         with core.api.observers("topics.recovery", {}):
             await maintenance.recover(core.engine, self._stop)
             core.recovered()
+        maintenance.log_ready(core.engine)
         core.api.metrics.recovery_seconds = time.monotonic() - began
         listeners.grpc.set_serving(core.engine.ready().ready)
         if not self._stop.is_set():

@@ -45,6 +45,7 @@ def check(settings: "Settings") -> None:
     if settings.tls_client_ca_file and not settings.tls_cert_file:
         raise SettingsError("TOPICS_TLS_CLIENT_CA_FILE needs TOPICS_TLS_CERT_FILE")
     _check_cluster(settings)
+    _check_processes(settings)
 
 
 def _check_cluster(settings: "Settings") -> None:
@@ -79,6 +80,19 @@ def _check_cluster(settings: "Settings") -> None:
     for name in ("bulk_readers", "wal_archive_seconds"):
         if getattr(settings, name):
             raise SettingsError(f"TOPICS_{name.upper()} is for a single process: in a cluster it must be 0")
+
+
+def _check_processes(settings: "Settings") -> None:
+    """Raise SettingsError for settings that don't go with several processes."""
+    if not settings.shards:
+        raise SettingsError("TOPICS_SHARDS must be at least 1")
+    if not settings.processes:
+        return
+    if settings.cluster_store:
+        raise SettingsError("TOPICS_PROCESSES is not for a node of a cluster: unset it, or TOPICS_CLUSTER_STORE")
+    for name in ("bulk_readers", "wal_archive_seconds"):
+        if getattr(settings, name):
+            raise SettingsError(f"TOPICS_{name.upper()} is for a data directory without shards: it must be 0")
 
 
 def _is_loopback(host: str) -> bool:

@@ -19,7 +19,7 @@ from topics_server.logs import FORMATS
 from topics_server.memory import Plan, plan
 from topics_server.setting_checks import SettingsError as SettingsError
 from topics_server.setting_checks import check
-from topics_server.setting_kinds import Read, one_of, read_address, read_members, read_port, read_store
+from topics_server.setting_kinds import MOST_SHARDS, Read, one_of, read_address, read_members, read_port, read_store
 from topics_server.setting_kinds import setting as _setting
 from topics_service.api.access.hosts import Hosts, parse_authority, read_names, read_origins
 
@@ -231,12 +231,8 @@ class Settings:
         "time for which any moment of a cluster can be restored: its log and checkpoints are kept, an hour at least",
     )
     cluster_zone: str = _setting("TOPICS_CLUSTER_ZONE", "", "zone of this node; a shard is followed in another one")
-    cluster_capacity: int = _setting(
-        "TOPICS_CLUSTER_CAPACITY", 1, "weight of this node's share of the shards, at most 1000", maximum=1000
-    )
-    cluster_followers: int = _setting(
-        "TOPICS_CLUSTER_FOLLOWERS", 1, "followers of each shard, at most 16; a single one has all nodes", maximum=16
-    )
+    cluster_capacity: int = _setting("TOPICS_CLUSTER_CAPACITY", 1, "weight of this node, at most 1000", maximum=1000)
+    cluster_followers: int = _setting("TOPICS_CLUSTER_FOLLOWERS", 1, "followers of each shard, at most 16", maximum=16)
     log_level: str = _setting(
         "TOPICS_LOG_LEVEL", "info", "debug, info, warning or error; logs go to stderr", read=one_of(*_LEVELS)
     )
@@ -249,6 +245,16 @@ class Settings:
         0,
         "number of extra processes that serve BulkDiff to long reads, at most 64",
         maximum=_MAX_BULK_READERS,
+    )
+    processes: int = _setting(
+        "TOPICS_PROCESSES",
+        0,
+        "number of processes that share the shards of the data directory, at most 64, see processes.md; 0 is a server "
+        "without shards",
+        maximum=MOST_SHARDS,
+    )
+    shards: int = _setting(
+        "TOPICS_SHARDS", 8, "number of shards of a new data directory with TOPICS_PROCESSES", maximum=MOST_SHARDS
     )
     drain_seconds: int = _setting("TOPICS_DRAIN_SECONDS", 10, "time that a stop waits for running requests")
     header_timeout_seconds: int = _setting(

@@ -1,23 +1,171 @@
 """The shard that a call on a topic goes to."""
 
-from topics_service.engine.placement import home_of, shard_of
-from topics_shards.shards import Method, P, R, Shards
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from topics_service.api.parts import PartsApi
+from topics_service.api.placements import PlacementsApi
+from topics_service.engine.errors import Reason, TopicsError, is_in_another_shard, partition_not_found
+from topics_service.engine.parts import TopicDefinition
+from topics_service.engine.placement import home_of, shard_of, shard_of_placement
+from topics_service.engine.redirects import ElsewhereError, Redirect
+from topics_shards.shards import LostCallError, Method, P, R, Shards
+
+_MAX_PLACED: Final = 65_536
+_TRIES: Final = 4
+_EXISTING: Final = (Reason.TOPIC_EXISTS_INCOMPATIBLE, Reason.ALREADY_EXISTS)
 
 
 class Located:
-    """Calls on topics, run where their partition is."""
+    """Calls on topics, run where their partition is.
+
+    That is a function of the name, but for topics that were made for a placement group. Their place is remembered once
+    a call was led there.
+    """
 
     def __init__(self, shards: Shards) -> None:
         self.shards = shards
+        self._placed: OrderedDict[str, int] = OrderedDict()
 
     def home(self, name: str) -> int:
-        """The shard that decides on the config and the life of a topic."""
-        return home_of(name, self.shards.count)
+        """The shard that decides on the life of a topic, as far as this process knows."""
+        return self.shard(name, 0)
 
     def shard(self, name: str, partition: int) -> int:
         """The shard of a partition, as far as this process knows."""
-        return shard_of(name, partition, self.shards.count)
+        placed = self._placed.get(name) if self._placed else None
+        return shard_of(name, partition, self.shards.count) if placed is None else placed
 
     async def call(self, name: str, partition: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a method on the shard of a partition; as `Shards.call` does."""
-        return await self.shards.call(self.shard(name, partition), method, *args, **kwargs)
+        """Run a method on the shard of a partition; as `Shards.call` does.
+
+        A shard that does not know the topic yet gets its part of it first. If there is no such topic, its home answers.
+        """
+        for _ in range(_TRIES):
+            shard = self.shard(name, partition)
+            try:
+                return await self.shards.call(shard, method, *args, **kwargs)
+            except TopicsError as error:
+                if not is_unknown(error, name) and not is_in_another_shard(error, name):
+                    raise
+                is_elsewhere = await self._is_elsewhere(name, shard, error)
+                if not is_elsewhere and shard == self.home(name):
+                    raise
+            if not is_elsewhere and not await self._extended(name, partition, shard):
+                break
+        return await self.shards.call(self.home(name), method, *args, **kwargs)
+
+    # ------------------------------------------------------------------- parts
+
+    async def extend(self, name: str, shard: int) -> bool:
+        """Have a part of the topic in a shard; return False if there is no such topic."""
+        try:
+            await self._at_home(name, PartsApi.extend, name, shard)
+        except TopicsError as error:
+            if not is_unknown(error, name):
+                raise
+            return False
+        return True
+
+    async def describe(self, name: str) -> TopicDefinition:
+        """A topic as its home has it. Raises `topic_not_found`."""
+        return await self._at_home(name, PartsApi.describe, name)
+
+    async def _at_home(self, name: str, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a method that may be repeated at the home of a topic."""
+        for _ in range(_TRIES):
+            home = self.home(name)
+            try:
+                return await self.shards.call(home, method, *args, **kwargs)
+            except TopicsError as error:
+                if not is_unknown(error, name) and not is_in_another_shard(error, name):
+                    raise
+                if not await self._is_elsewhere(name, home, error):
+                    raise
+            except LostCallError:
+                continue
+        raise TopicsError(Reason.NOT_READY, f'the home of topic "{name}" does not answer')
+
+    async def _extended(self, name: str, partition: int, shard: int) -> bool:
+        """As `extend`, for a partition. Raises `partition_not_found`."""
+        try:
+            found = await self.describe(name)
+        except TopicsError as error:
+            if not is_unknown(error, name):
+                raise
+            return False
+        if not 0 <= partition < found.partition_count:
+            raise partition_not_found(name, partition, found.partition_count)
+        return self.shard(name, partition) != shard or await self.extend(name, shard)
+
+    # --------------------------------------------------------- placement groups
+
+    @asynccontextmanager
+    async def placed(self, name: str, placement: str) -> AsyncIterator[int]:
+        """Let the name lead to the shard of a placement group, and create the topic there in this context.
+
+        Raises `topic_exists_incompatible` for a topic outside of the group.
+        """
+        home, shard = home_of(name, self.shards.count), shard_of_placement(placement, self.shards.count)
+        if shard == home:
+            yield shard
+            return
+        redirect = await self.shards.call(home, PlacementsApi.reserve, name, shard, placement)
+        self._learn(name, redirect)
+        try:
+            yield shard
+        except TopicsError as error:
+            if error.reason not in _EXISTING:
+                self.forget(name)
+                await self.shards.call(home, PlacementsApi.release, name, redirect.token)
+            raise
+        if await self.find(name) is None:  # another call took the topic for one that nobody makes
+            await self.shards.call(home, PlacementsApi.reserve, name, shard, placement)
+
+    async def release(self, name: str) -> None:
+        """Let the name of a topic that was deleted be used in any shard."""
+        if name in self._placed:
+            redirect = await self.find(name)
+            if redirect is not None:
+                await self._release(name, redirect)
+            self.forget(name)
+
+    async def find(self, name: str) -> Redirect | None:
+        """The redirect of a name, as the shard of the name knows it now."""
+        return await self.shards.call(home_of(name, self.shards.count), PlacementsApi.find, name)
+
+    def forget(self, name: str) -> None:
+        """Forget the place of a topic that was deleted."""
+        self._placed.pop(name, None)
+
+    def _learn(self, name: str, redirect: Redirect) -> None:
+        self._placed[name] = redirect.shard
+        self._placed.move_to_end(name)
+        if len(self._placed) > _MAX_PLACED:
+            self._placed.popitem(last=False)
+
+    async def _release(self, name: str, redirect: Redirect) -> None:
+        await self.shards.call(home_of(name, self.shards.count), PlacementsApi.release, name, redirect.token)
+
+    async def _is_elsewhere(self, name: str, shard: int, error: TopicsError) -> bool:
+        """Return whether a topic that was not found in a shard may be in another one, where calls go now."""
+        if isinstance(error, ElsewhereError) and error.name == name:
+            self._learn(name, error.redirect)
+            return error.redirect.shard != shard
+        was_placed = name in self._placed
+        redirect = await self.find(name)
+        if redirect is None:
+            self.forget(name)
+            return was_placed
+        self._learn(name, redirect)
+        if redirect.shard == shard:  # nobody made the topic
+            self.forget(name)
+            await self._release(name, redirect)
+        return True
+
+
+def is_unknown(error: TopicsError, name: str) -> bool:
+    """Return whether the error says that there is no such topic, or none that its shard knows."""
+    return error.reason is Reason.TOPIC_NOT_FOUND and (error.detail or {}).get("topic") == name

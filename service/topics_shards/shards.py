@@ -2,48 +2,71 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from topics_service.api.groups import GroupsApi
+from topics_service.api.parts import PartsApi
+from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
+from topics_service.api.running import LostCallError as LostCallError  # for importers of both
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
+from topics_service.api.watch import WatchApi
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Method = Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]
 """A method of one of the classes that a Shard has an object of, such as `TopicsApi.append`."""
-StreamMethod = Callable[Concatenate[Any, P], AsyncIterator[R]]
+StreamMethod = Callable[Concatenate[Any, P], AsyncGenerator[R, None]]
 """One that is an asynchronous generator."""
 
 
-class Shard:
-    """The APIs of one shard of this process, by the name of their class."""
+class Objects:
+    """What calls reach in one place, by the name of the class: in a shard, or in a process whatever its shards."""
 
-    def __init__(self, api: TopicsApi) -> None:
-        self.api = api
-        self.objects: dict[str, object] = {
-            TopicsApi.__name__: api,
-            QueuesApi.__name__: api.queues,
-            RoutersApi.__name__: api.routers,
-            GroupsApi.__name__: api.groups,
-            ConsumeApi.__name__: api.consumers,
-        }
-        if api.sql is not None:
-            self.objects[SqlApi.__name__] = api.sql
+    def __init__(self, *objects: object) -> None:
+        self.objects = {type(each).__name__: each for each in objects}
 
     def of(self, method: Callable[..., object]) -> object:
         """The object that has the method."""
         return self.objects[method.__qualname__.partition(".")[0]]
 
 
+class Shard(Objects):
+    """The APIs of one shard of this process."""
+
+    def __init__(self, api: TopicsApi) -> None:
+        self.api = api
+        self.objects = {
+            TopicsApi.__name__: api,
+            PartsApi.__name__: api.parts,
+            QueuesApi.__name__: api.queues,
+            RoutersApi.__name__: api.routers,
+            GroupsApi.__name__: api.groups,
+            ConsumeApi.__name__: api.consumers,
+            PlacementsApi.__name__: api.placements,
+            WatchApi.__name__: api.watches,
+        }
+        if api.sql is not None:
+            self.objects[SqlApi.__name__] = api.sql
+
+
 class Shards(ABC):
     """All shards of a server, wherever they are. Belongs to the event loop."""
 
     count: int
+    local: Mapping[int, Shard]
+    """Those of this process."""
+    processes: int = 1
+    process: int = 0
+    """The number of this process among them."""
+
+    def number_of(self, process: int) -> int:
+        """The number by which `call` and `stream` reach a process: those of processes follow those of shards."""
+        return self.count + process
 
     @abstractmethod
     async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -53,7 +76,9 @@ class Shards(ABC):
         """
 
     @abstractmethod
-    def stream(self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
+    def stream(
+        self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[R, None]:
         """Run a generator on a shard, item by item as the caller asks for them; closing it ends it there.
 
         Raises as `call` does, at the first item or later.
@@ -64,10 +89,6 @@ class Shards(ABC):
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self.call(shard, method, *args, **kwargs)) for shard in range(self.count)]
         return [task.result() for task in tasks]
-
-
-class LostCallError(Exception):
-    """A call may have had its effect or not: who ran it is gone."""
 
 
 class LocalShards(Shards):
@@ -81,6 +102,8 @@ class LocalShards(Shards):
         """See Shards."""
         return await method(self.local[shard].of(method), *args, **kwargs)
 
-    def stream(self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
+    def stream(
+        self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[R, None]:
         """See Shards."""
         return method(self.local[shard].of(method), *args, **kwargs)

@@ -1,14 +1,19 @@
 """Calls on topics and records over all shards."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from topics_service.api.access.auth import Principal
-from topics_service.api.interfaces import Consumers, Groups, Queues, Routers, Sql, Watches
-from topics_service.api.metrics.collector import Metrics
+from topics_service.api.interfaces import Consumers, Groups, Sql
+from topics_service.api.metrics.collector import Counters
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.topics import Settable, Submitted, TopicsApi
+from topics_service.api.watch import WatchCaps
+from topics_service.engine.clock import SystemClock
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import (
     AppendReply,
@@ -26,26 +31,44 @@ from topics_service.engine.model import (
     ReadyState,
     TopicState,
 )
+from topics_service.engine.names import check_placement, check_topic_name
+from topics_shards.health import Health
 from topics_shards.locating import Located
+from topics_shards.merging import topic_state, topics_page
+from topics_shards.queues import ShardedQueues
+from topics_shards.routers import ShardedRouters
+from topics_shards.watches import ShardedWatches
 
 
 class ShardedTopics:
     """The calls of `interfaces.Topics`, each run at the shards that it concerns. Belongs to the event loop."""
 
-    routers: Routers
     groups: Groups
-    queues: Queues
-    watches: Watches
     consumers: Consumers
-    sql: Sql | None
+    sql: Sql | None = None
 
-    def __init__(self, located: Located, limits: Limits, metrics: Metrics, observers: Observers) -> None:
+    def __init__(
+        self,
+        located: Located,
+        limits: Limits,
+        metrics: Counters,
+        observers: Observers,
+        health: Health,
+        *,
+        overload_ms: Callable[[], int] = lambda: 0,
+        watch_caps: WatchCaps | None = None,
+    ) -> None:
+        """`overload_ms` is how long to hold streams back: 0 without overload."""
         self.limits = limits
+        self.health = health
         self.metrics = metrics
         self.observers = observers
         self.draining = False
         self._located = located
         self._waiting: set[Settable] = set()
+        self.routers = ShardedRouters(located, observers, SystemClock())
+        self.watches = ShardedWatches(located, self._admit, metrics.watch, overload_ms, watch_caps)
+        self.queues = ShardedQueues(located, lambda principal: self.watches.connection(principal))
 
     async def put_topic(
         self,
@@ -55,8 +78,11 @@ class ShardedTopics:
         principal: Principal,
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
     ) -> PutTopicReply:
         """See TopicsApi."""
+        if placement:
+            return await self._put_placed(name, config, principal, partition_count, kafka_configs, placement)
         return await self._located.call(
             name,
             0,
@@ -68,17 +94,44 @@ class ShardedTopics:
             kafka_configs=kafka_configs,
         )
 
+    async def _put_placed(
+        self,
+        name: str,
+        config: ConfigInput,
+        principal: Principal,
+        partition_count: int | None,
+        kafka_configs: dict[str, str] | None,
+        placement: str,
+    ) -> PutTopicReply:
+        """Create or configure a topic in the shard of its placement group."""
+        check_topic_name(name)
+        check_placement(placement)
+        async with self._located.placed(name, placement) as shard:
+            return await self._located.shards.call(
+                shard,
+                TopicsApi.put_topic,
+                name,
+                config,
+                principal=principal,
+                partition_count=partition_count,
+                kafka_configs=kafka_configs,
+                placement=placement,
+            )
+
     async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
         """See TopicsApi."""
-        return await self._located.call(name, partition, TopicsApi.get_topic, name, touch=touch, partition=partition)
+        return await topic_state(self._located, name, partition, touch=touch)
 
     async def list_topics(self, request: ListTopicsRequest, *, principal: Principal) -> ListTopicsReply:
         """See TopicsApi. A page is not of one moment over all shards."""
-        raise NotImplementedError
+        return await topics_page(self._located, request, principal)
 
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
         """See TopicsApi."""
-        return await self._located.call(name, 0, TopicsApi.delete_topic, name, if_empty=if_empty)
+        reply = await self._located.call(name, 0, TopicsApi.delete_topic, name, if_empty=if_empty)
+        await self._located.release(name)
+        await self.routers.forget(reply.routers_removed)
+        return reply
 
     async def append(self, request: AppendRequest, *, principal: Principal) -> AppendReply:
         """See TopicsApi."""
@@ -110,9 +163,9 @@ class ShardedTopics:
         """See TopicsApi."""
         return await self._located.call(request.topic, request.partition, TopicsApi.bulk, request)
 
-    async def news(self, topic: str, partition: int = 0) -> None:
+    async def news(self, topic: str, partition: int = 0, after: int | None = None) -> None:
         """See TopicsApi."""
-        await self._located.call(topic, partition, TopicsApi.news, topic, partition)
+        await self._located.call(topic, partition, TopicsApi.news, topic, partition, after)
 
     async def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:
         """See TopicsApi."""
@@ -136,11 +189,19 @@ class ShardedTopics:
         self.draining = True
         for woken in self._waiting:
             woken.set()
+        self.watches.drain()
+
+    def _admit(self) -> Limits:
+        """Return the limits. Raises `shutting_down` while the server drains."""
+        if self.draining:
+            raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
+        return self.limits
 
     def ready(self) -> ReadyState:
-        """See TopicsApi."""
-        raise NotImplementedError
+        """See TopicsApi. The server is ready when all shards are."""
+        state = self.health.ready()
+        return replace(state, ready=False, reason="shutting_down") if self.draining else state
 
     def shortage(self) -> Shortage | None:
         """See TopicsApi."""
-        raise NotImplementedError
+        return self.health.shortage()

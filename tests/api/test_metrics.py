@@ -13,7 +13,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from topics_service.api.metrics.collector import TOPICS_SHOWN, Metrics, MetricsSources
-from topics_service.api.metrics.exposition import gauge, gauges, render
+from topics_service.api.metrics.exposition import gauge, labelled, render
 from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
@@ -123,7 +123,7 @@ async def test_the_documentation_has_every_metric_and_no_other(engine: Engine, m
 async def test_the_json_object(engine: Engine, metrics: Metrics) -> None:
     put(engine, "q", type="queue", durability="fsync")
     append(engine, "t", b"1", b"22")
-    read = json.loads(metrics.json())
+    read = json.loads(await metrics.json())
     assert list(read) == JSON_KEYS
     assert list(read["wal"]) == WAL_KEYS
     assert (read["topics"], read["topics_disk"], read["topics_fsync"], read["queue_topics"]) == (2, 1, 1, 1)
@@ -199,7 +199,7 @@ async def test_series_per_topic_are_bounded(engine: Engine, metrics: Metrics) ->
 
 def test_label_values_are_escaped() -> None:
     name = 'a"b\\c\nd'
-    text = gauges("topic", [name], [("x", "X.", [1])]).decode()
+    text = labelled(("topic",), [(name,)], [("x", "X.", [1])]).decode()
     assert text.endswith('topics_x{topic="a\\"b\\\\c\\nd"} 1\n')
     assert text.replace("} 1\n", "} 1.0\n") in render([gauge("x", "X.", [((name,), 1)], ("topic",))]).decode()
     (family,) = (family for family in text_string_to_metric_families(text) if family.name == "topics_x")
@@ -280,7 +280,7 @@ async def test_while_recovering_and_draining(
     assert one(await values(metrics), "topics_ready") == 1
     starting.draining = True
     assert one(await values(metrics), "topics_ready") == 0
-    assert json.loads(metrics.json())["ready"] is False
+    assert json.loads(await metrics.json())["ready"] is False
 
 
 async def test_requests_lag_and_caches(engine: Engine, commit: GroupCommit) -> None:

@@ -46,7 +46,7 @@ async def test_a_stream_without_a_session_checks_as_a_session_does() -> None:
     world = Watching(max_connections=0)
     world.put("a-1")
     for topics, reason in (((), "invalid_request"), (("b",), "forbidden"), (("a-2",), "topic_not_found")):
-        with pytest.raises(TopicsError) as caught, world.api.stream(watch(*topics), principal=key("k", "a-")):
+        with pytest.raises(TopicsError) as caught, await world.api.stream(watch(*topics), principal=key("k", "a-")):
             pass
         assert code(caught) == reason
     assert world.statistics.streams == world.statistics.connections == 0
@@ -58,7 +58,7 @@ async def test_backlog_then_live() -> None:
     world.put("a", "b")
     world.append("a", 300)
     world.append("b", 1)
-    with world.api.stream(watch("a", "b"), principal=UNRESTRICTED) as stream:
+    with await world.api.stream(watch("a", "b"), principal=UNRESTRICTED) as stream:
         assert list(stream.positions) == ["a", "b"]
         frames = await quiet(stream)
         assert seqs(frames, "a") == list(range(1, 301))
@@ -75,7 +75,7 @@ async def test_backlog_then_live() -> None:
 async def test_a_live_record_is_read_in_the_next_step_of_the_loop() -> None:
     world = Watching()
     world.put("a")
-    with world.api.stream(watch("a"), principal=UNRESTRICTED) as stream:
+    with await world.api.stream(watch("a"), principal=UNRESTRICTED) as stream:
         await quiet(stream)
         waiting = asyncio.create_task(anext(stream))
         await steps(2)
@@ -89,7 +89,7 @@ async def test_a_live_record_is_read_in_the_next_step_of_the_loop() -> None:
 async def test_cancelling_a_wait_loses_nothing() -> None:
     world = Watching()
     world.put("a")
-    with world.api.stream(watch("a"), principal=UNRESTRICTED) as stream:
+    with await world.api.stream(watch("a"), principal=UNRESTRICTED) as stream:
         await quiet(stream)
         for expected in range(1, 6):
             waiting = asyncio.create_task(anext(stream))
@@ -108,7 +108,7 @@ async def test_long_backlogs_let_others_run_between_turns() -> None:
     world.put("a")
     for _ in range(20):
         world.append("a", 256)
-    with world.api.stream(watch("a"), principal=UNRESTRICTED) as stream:
+    with await world.api.stream(watch("a"), principal=UNRESTRICTED) as stream:
         seen: list[int] = []
 
         async def read() -> None:
@@ -133,7 +133,7 @@ async def test_heartbeats_come_after_silence_only() -> None:
     world = Watching()
     world.put("a")
     loop = asyncio.get_running_loop()
-    with world.api.stream(watch("a", heartbeat_ms=1000), principal=UNRESTRICTED) as stream:
+    with await world.api.stream(watch("a", heartbeat_ms=1000), principal=UNRESTRICTED) as stream:
         loop.call_later(1.5, world.append, "a")
         loop.call_later(1.9, world.append, "a")
         seen = [frame async for frame in times(stream, 5.0)]
@@ -148,7 +148,7 @@ async def test_heartbeats_come_after_silence_only() -> None:
 async def test_no_heartbeats_if_none_are_wanted() -> None:
     world = Watching()
     world.put("a")
-    with world.api.stream(watch("a"), principal=UNRESTRICTED) as stream:
+    with await world.api.stream(watch("a"), principal=UNRESTRICTED) as stream:
         assert tell(await quiet(stream, 1000)) == [("a", "caught up")]
 
 
@@ -156,7 +156,7 @@ async def test_no_heartbeats_if_none_are_wanted() -> None:
 async def test_a_client_that_is_slow_gets_what_there_is_and_no_pile_of_heartbeats() -> None:
     world = Watching()
     world.put("a")
-    with world.api.stream(watch("a", heartbeat_ms=1000), principal=UNRESTRICTED) as stream:
+    with await world.api.stream(watch("a", heartbeat_ms=1000), principal=UNRESTRICTED) as stream:
         await quiet(stream)
         world.append("a", 1)
         assert tell([await anext(stream)]) == [("a", [1])]
@@ -172,7 +172,7 @@ async def test_a_client_that_is_slow_gets_what_there_is_and_no_pile_of_heartbeat
 async def test_nothing_is_done_for_a_client_that_does_not_ask() -> None:
     world = Watching()
     world.put("a", "b")
-    with world.api.stream(watch("a", "b"), principal=UNRESTRICTED) as stream:
+    with await world.api.stream(watch("a", "b"), principal=UNRESTRICTED) as stream:
         await quiet(stream)
         world.append("a")
         await anext(stream)  # and now the client takes its time
@@ -204,7 +204,7 @@ async def test_slow_clients_are_counted() -> None:
     world = Watching()
     world.put("a")
     world.append("a")
-    with world.api.stream(watch("a"), principal=UNRESTRICTED) as stream:
+    with await world.api.stream(watch("a"), principal=UNRESTRICTED) as stream:
         await anext(stream)
         await asyncio.sleep(4.9)
         await anext(stream)
@@ -227,9 +227,9 @@ async def test_drain_ends_every_stream_at_once() -> None:
     world.put("a")
     wid = await world.session("a")
     with (
-        world.api.open(wid, {}, principal=UNRESTRICTED) as waits,
-        world.api.stream(watch("a"), principal=UNRESTRICTED) as busy,
-        world.api.stream(watch("a"), principal=UNRESTRICTED) as fresh,
+        await world.api.open(wid, {}, principal=UNRESTRICTED) as waits,
+        await world.api.stream(watch("a"), principal=UNRESTRICTED) as busy,
+        await world.api.stream(watch("a"), principal=UNRESTRICTED) as fresh,
     ):
         await quiet(waits)
         await anext(busy)
@@ -251,7 +251,7 @@ async def test_drain_ends_every_stream_at_once() -> None:
 async def test_the_stream_ends_with_its_last_topic() -> None:
     world = Watching()
     world.put("a", "b")
-    with world.api.stream(watch("a", "b"), principal=UNRESTRICTED) as stream:
+    with await world.api.stream(watch("a", "b"), principal=UNRESTRICTED) as stream:
         await quiet(stream)
         world.drop("a")
         assert tell(await quiet(stream)) == [("a", "deleted", 0)]
@@ -268,7 +268,7 @@ async def test_the_stream_ends_with_its_last_topic() -> None:
 async def test_dropping_topics() -> None:
     world = Watching()
     world.put("a", "b")
-    with world.api.stream(watch("a", "b"), principal=UNRESTRICTED) as stream:
+    with await world.api.stream(watch("a", "b"), principal=UNRESTRICTED) as stream:
         await quiet(stream)
         waiting = asyncio.create_task(anext(stream))
         await steps(2)
@@ -292,7 +292,7 @@ async def test_dropping_topics() -> None:
 async def test_closing_tells_who_waits() -> None:
     world = Watching()
     world.put("a")
-    with world.api.stream(watch("a", heartbeat_ms=1000), principal=UNRESTRICTED) as stream:
+    with await world.api.stream(watch("a", heartbeat_ms=1000), principal=UNRESTRICTED) as stream:
         await quiet(stream)
         waiting = asyncio.create_task(quiet(stream))
         await steps(2)
@@ -313,7 +313,7 @@ async def test_overload_paces_streams_tells_them_once_and_loses_nothing() -> Non
     loop = asyncio.get_running_loop()
     with ExitStack() as entered:
         streams = [
-            entered.enter_context(world.api.stream(watch(topic), principal=UNRESTRICTED))
+            entered.enter_context(await world.api.stream(watch(topic), principal=UNRESTRICTED))
             for topic in ["low"] * 60 + ["high"] * 10
         ]
         got: list[list[Frame]] = [[] for _ in streams]
@@ -367,7 +367,7 @@ async def test_the_service_paces_drains_and_counts() -> None:
         await api.watches.create(watch("a"), principal=UNRESTRICTED)
         with ExitStack() as entered:
             streams = [
-                entered.enter_context(api.watches.stream(watch("a"), principal=UNRESTRICTED)) for _ in range(100)
+                entered.enter_context(await api.watches.stream(watch("a"), principal=UNRESTRICTED)) for _ in range(100)
             ]
             with pytest.raises(TopicsError), api.watches.connection(UNRESTRICTED):
                 pass
@@ -384,7 +384,7 @@ async def test_the_service_paces_drains_and_counts() -> None:
             assert api.metrics.snapshot()["watch_sessions"] == 1
             api.drain()
             assert await asyncio.gather(*(anext(stream) for stream in streams)) == [DRAIN] * 100
-        with pytest.raises(TopicsError) as caught, api.watches.stream(watch("a"), principal=UNRESTRICTED):
+        with pytest.raises(TopicsError) as caught, await api.watches.stream(watch("a"), principal=UNRESTRICTED):
             pass
         assert code(caught) == "shutting_down"
     finally:
@@ -410,7 +410,7 @@ async def test_ten_thousand_opens_and_cancels_leave_nothing_behind() -> None:
             if number % 2
             else world.api.stream(request, principal=UNRESTRICTED)
         )
-        with opened as stream:
+        with await opened as stream:
             async for _ in stream:
                 pass
 

@@ -66,12 +66,12 @@ async def test_a_token_is_known_to_the_key_of_its_session_while_that_lives() -> 
     owner = Principal(key_id="one", scopes=UNRESTRICTED.scopes, prefixes=UNRESTRICTED.prefixes)
     other = Principal(key_id="two", scopes=UNRESTRICTED.scopes, prefixes=UNRESTRICTED.prefixes)
     wid = await world.session("a", principal=owner)
-    with world.api.open(wid, {}, principal=owner) as stream:
+    with await world.api.open(wid, {}, principal=owner) as stream:
         await quiet(stream)
         token = stream.resume_token()
-        assert world.api.recall(token, principal=owner) == {"a": 3}
-        assert world.api.recall(token, principal=other) is None
-        assert world.api.recall(token, principal=None) is None
-    assert world.api.recall(token, principal=owner) == {"a": 3}
+        assert await world.api.recall(token, principal=owner) == {"a": 3}
+        assert await world.api.recall(token, principal=other) is None
+        assert await world.api.recall(token, principal=None) is None
+    assert await world.api.recall(token, principal=owner) == {"a": 3}
     world.api.remove_sessions("one")
-    assert world.api.recall(token, principal=owner) is None
+    assert await world.api.recall(token, principal=owner) is None

@@ -16,7 +16,7 @@ async def lose(world: Watching, wid: str) -> None:
 
 async def take(world: Watching, wid: str) -> Place:
     """A stream opens, its client reads what there is; where that has led to."""
-    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
+    with await world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         await quiet(stream)
         return dict(stream.resume_cursors)
 
@@ -48,7 +48,7 @@ async def test_a_place_names_the_instance_of_what_was_made_after_the_session() -
     await take(world, wid)
     world.recreate("a")
     world.append("a", 3)
-    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
+    with await world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         assert stream.resume_cursors == {"a": 5}, "the cursor is one of the old instance still"
     place = await take(world, wid)
     assert place.pop("a#") == world.engine.catalog.topics["a"].number
@@ -64,7 +64,7 @@ async def test_a_client_that_has_heard_of_the_new_beginning_goes_on_from_there()
     await world.visit(wid)
     world.recreate("a")
     world.append("a", 9)
-    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
+    with await world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         assert tell([await anext(stream), await anext(stream)]) == [("a", "recreated", 1, 9), ("a", [1, 2])]
         place = dict(stream.resume_cursors)
     await lose(world, wid)
@@ -119,7 +119,7 @@ async def test_a_place_ahead_of_the_log_where_the_session_began_is_a_place() -> 
     world.put("a", "b")
     world.append("a", 4)
     wid = await world.session("a", "b", from_seq=9)
-    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
+    with await world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         await anext(stream)
     await lose(world, wid)
     told = await world.visit(wid, {"a": 9, "b": 0})
@@ -132,7 +132,7 @@ async def test_frames_that_go_together_are_handed_over_together() -> None:
     world.put("a")
     world.append("a", 6)
     wid = await world.session("a", limit=2)
-    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
+    with await world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         first = [stream.poll(), stream.poll(handed_over=False), stream.poll(handed_over=False)]
         assert tell(frame for frame in first if frame) == [("a", [1, 2]), ("a", [3, 4]), ("a", [5, 6])]
     assert (await world.visit(wid))[:3] == tell(frame for frame in first if frame)
@@ -144,7 +144,7 @@ async def test_what_came_of_frames_that_went_together_counts() -> None:
     world.put("a")
     world.append("a", 6)
     wid = await world.session("a", limit=2)
-    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
+    with await world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         for i in range(3):
             stream.poll(handed_over=not i)
     assert (await world.visit(wid, {"a": 4}))[0] == ("a", [5, 6])
@@ -160,7 +160,7 @@ async def test_the_end_of_a_topic_comes_before_its_new_beginning() -> None:
     wid = await world.session("p-*")
     place = await take(world, wid)
     world.drop("p-a"), world.drop("p-b")
-    with world.api.open(wid, place, principal=UNRESTRICTED) as stream:
+    with await world.api.open(wid, place, principal=UNRESTRICTED) as stream:
         world.put("p-b")
         world.append("p-b", 1)
         assert tell([await anext(stream)]) == [("p-a", "deleted", 0)]

@@ -2,13 +2,15 @@
 
 import asyncio
 import re
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 
 import pytest
 
 from support.fake_time import in_fake_time
 from support.watching import Watching, code, key, quiet, tell, watch
 from topics_service.api.access.auth import UNRESTRICTED
+from topics_service.api.watch import EngineSource
+from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import TagMatch
@@ -152,7 +154,7 @@ async def test_a_session_with_a_stream_lives_on() -> None:
     world = Watching()
     world.put("a")
     wid = await world.session("a")
-    with world.api.open(wid, {}, principal=UNRESTRICTED), world.api.open(wid, {}, principal=UNRESTRICTED):
+    with await world.api.open(wid, {}, principal=UNRESTRICTED), await world.api.open(wid, {}, principal=UNRESTRICTED):
         await asyncio.sleep(10 * MINUTES)
         assert await world.visit(wid) == [("a", "caught up")]
     assert await world.visit(wid) == [("a", "caught up")]
@@ -169,17 +171,22 @@ async def test_only_its_key_opens_a_session() -> None:
     wid = await world.session("a", principal=mine)
     with world.api.connection(mine):  # the caps come last
         for principal in (None, key("k2"), UNRESTRICTED):
-            with pytest.raises(TopicsError) as caught, world.api.open("wid_unknown", {}, principal=principal):
+            with pytest.raises(TopicsError) as caught, await world.api.open("wid_unknown", {}, principal=principal):
                 pass
             assert code(caught) == "not_found"
-            with pytest.raises(TopicsError) as caught, world.api.open(wid, {}, principal=principal):
+            with pytest.raises(TopicsError) as caught, await world.api.open(wid, {}, principal=principal):
                 pass
             assert code(caught) == "unauthorized"
-        with pytest.raises(TopicsError) as caught, world.api.open(wid, {}, principal=mine):
+        with pytest.raises(TopicsError) as caught, await world.api.open(wid, {}, principal=mine):
             pass
         assert caught.value.detail == {"limit": "max_sse_connections", "max": 1}
-    with world.api.open(wid, {}, principal=mine) as stream:
+    with await world.api.open(wid, {}, principal=mine) as stream:
         assert tell(await quiet(stream)) == [("a", "caught up")]
+
+
+async def _entered(connection: AbstractContextManager[None]) -> None:
+    with connection:
+        pass
 
 
 @in_fake_time
@@ -189,18 +196,18 @@ async def test_connections_are_counted_for_the_whole_and_for_each_key() -> None:
     k1, k2 = key("k1"), key("k2")
     wid = await world.session("a", principal=k1)
     with ExitStack() as entered:
-        entered.enter_context(world.api.open(wid, {}, principal=k1))
-        entered.enter_context(world.api.stream(watch("a"), principal=k1))
+        entered.enter_context(await world.api.open(wid, {}, principal=k1))
+        entered.enter_context(await world.api.stream(watch("a"), principal=k1))
         for refused in (
-            world.api.connection(k1),
             world.api.open(wid, {}, principal=k1),
             world.api.stream(watch("a"), principal=k1),
+            _entered(world.api.connection(k1)),
         ):
-            with pytest.raises(TopicsError) as caught, refused:
-                pass
+            with pytest.raises(TopicsError) as caught:
+                await refused
             assert code(caught) == "throttled"
             assert caught.value.detail == {"limit": "max_sse_connections_per_key", "max": 2}
-        with world.api.stream(watch("a"), principal=k1, slot=False):
+        with await world.api.stream(watch("a"), principal=k1, slot=False):
             assert world.statistics.connections == 2
             assert world.statistics.streams == 3
         entered.enter_context(world.api.connection(k2))
@@ -232,9 +239,9 @@ async def test_removing_a_keys_sessions_ends_their_streams() -> None:
     world.put("a")
     wid, idle, others = [await world.session("a", principal=key(name)) for name in ("k1", "k1", "k2")]
     with (
-        world.api.open(wid, {}, principal=key("k1")) as first,
-        world.api.open(wid, {}, principal=key("k1")) as second,
-        world.api.open(others, {}, principal=key("k2")) as third,
+        await world.api.open(wid, {}, principal=key("k1")) as first,
+        await world.api.open(wid, {}, principal=key("k1")) as second,
+        await world.api.open(others, {}, principal=key("k2")) as third,
     ):
         for stream in (first, second, third):
             assert tell(await quiet(stream)) == [("a", "caught up")]
@@ -264,7 +271,7 @@ async def test_the_next_stream_begins_behind_what_was_handed_over() -> None:
     world.put("a")
     world.append("a", 4)
     wid = await world.session("a", limit=1)
-    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
+    with await world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         got = [await anext(stream) for _ in range(3)]
     assert tell(got) == [("a", [1]), ("a", [2]), ("a", [3])]
     # 3 was handed to the transport, which did not ask for more: it may or may not have been sent.
@@ -302,11 +309,11 @@ async def test_an_id_ahead_has_no_effect_but_that_of_the_frame_that_was_sent() -
     world.put("a")
     world.append("a", 4)
     wid = await world.session("a", limit=2)
-    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
+    with await world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         assert tell([await anext(stream)]) == [("a", [1, 2])]
     assert (await world.visit(wid, {"a": 3}))[0] == ("a", [1, 2])
     wid = await world.session("a", limit=2)
-    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
+    with await world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         await anext(stream)
     assert await world.visit(wid, {"a": 2}) == [("a", [3, 4]), ("a", "caught up")]
 
@@ -317,10 +324,10 @@ async def test_only_the_newest_stream_moves_the_session() -> None:
     world = Watching()
     world.put("a")
     wid = await world.session("a")
-    with world.api.open(wid, {}, principal=UNRESTRICTED) as lost:
+    with await world.api.open(wid, {}, principal=UNRESTRICTED) as lost:
         await quiet(lost)
         world.append("a", 2)
-        with world.api.open(wid, {}, principal=UNRESTRICTED) as new:
+        with await world.api.open(wid, {}, principal=UNRESTRICTED) as new:
             assert tell([await anext(new)]) == [("a", [1, 2])]
             assert tell(await quiet(lost)) == [("a", [1, 2]), ("a", "caught up")]
         assert tell(await quiet(lost)) == []
@@ -335,7 +342,7 @@ async def test_a_topic_that_was_deleted_meanwhile_is_told() -> None:
     wid = await world.session("a", "b")
     await world.visit(wid)
     world.append("a", 2)
-    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
+    with await world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         await anext(stream)
     world.drop("a")
     assert await world.visit(wid) == [("a", "deleted", 5), ("b", "caught up")]
@@ -352,7 +359,7 @@ async def test_a_topic_that_was_made_again_meanwhile_is_told() -> None:
     await world.visit(wid)
     world.recreate("a")
     world.append("a", 5)  # its head has passed the cursor: only the epoch shows it
-    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
+    with await world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         assert (await anext(stream)).tombstone.reason == "recreated"  # type: ignore[union-attr]
     told = await world.visit(wid)  # the tombstone may not have been sent, so it comes again
     assert told[0][:2] == ("a", "recreated")
@@ -366,7 +373,7 @@ async def test_a_pattern_keeps_the_cursors_of_topics_that_joined() -> None:
     world.put("p-a", "other")
     world.append("p-a", 2)
     wid = await world.session("p-*", tail=True)
-    with world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
+    with await world.api.open(wid, {}, principal=UNRESTRICTED) as stream:
         assert tell(await quiet(stream)) == [("p-a", "caught up")]
         world.put("p-b")
         world.append("p-b", 2)
@@ -387,13 +394,13 @@ async def test_the_server_must_take_calls() -> None:
     world.put("a")
     wid = await world.session("a")
 
-    def refuse() -> None:
+    def refuse() -> Engine:
         raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
 
-    world.api._admit = refuse  # type: ignore[assignment]
+    world.api._source = EngineSource(refuse)
     for call in (world.api.open(wid, {}, principal=UNRESTRICTED), world.api.stream(watch("a"), principal=UNRESTRICTED)):
-        with pytest.raises(TopicsError) as caught, call:
-            pass
+        with pytest.raises(TopicsError) as caught:
+            await call
         assert code(caught) == "shutting_down"
     with pytest.raises(TopicsError):
         await world.session("a")

@@ -26,7 +26,7 @@ class Reader:
     async def run(self) -> None:
         cursor: dict[str, int] = {}
         while not self.done:
-            with self.world.api.open(self.wid, cursor, principal=UNRESTRICTED) as stream:
+            with await self.world.api.open(self.wid, cursor, principal=UNRESTRICTED) as stream:
                 for _ in range(self.rng.randrange(40)):
                     if self.done:
                         return

@@ -59,13 +59,17 @@ class Routers:
         return self.left > 0
 
 
-async def run(monkeypatch: pytest.MonkeyPatch, slices: int, turn: Callable[[], float], *, broken: bool = False) -> Any:
-    """Let a Forwarder do the given number of slices."""
-    routers = Routers()
-    mine = Forwarder(routers)  # type: ignore[arg-type]
+async def run(
+    monkeypatch: pytest.MonkeyPatch, slices: int, turn: Callable[[], float], *, broken: bool = False, others: int = 0
+) -> Any:
+    """Let a Forwarder do the given number of slices of an engine, beside those of `others`."""
+    routers, *rest = engines = [Routers() for _ in range(1 + others)]
+    mine = Forwarder(*engines)  # type: ignore[arg-type]
     sleep = asyncio.sleep
-    loop = routers.loop = Loop(monkeypatch, turn)
-    routers.left, routers.broken = slices, broken
+    loop = Loop(monkeypatch, turn)
+    for each in engines:
+        each.loop, each.left = loop, slices
+    routers.broken = broken
     task = asyncio.create_task(mine.run())
     await sleep(0)
     assert routers.done == 0, "nothing is due"
@@ -76,6 +80,7 @@ async def run(monkeypatch: pytest.MonkeyPatch, slices: int, turn: Callable[[], f
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    assert all(abs(each.done - slices) <= 1 for each in rest), "they take turns"
     return loop
 
 
@@ -90,6 +95,12 @@ async def test_a_busy_loop_gets_six_sevenths(monkeypatch: pytest.MonkeyPatch, tu
     loop = await run(monkeypatch, 1000, lambda: turn)
     share = 1000 * SLICE / (1000 * SLICE + loop.others)
     assert minimum < share < 0.15
+
+
+async def test_engines_on_one_loop_share_its_seventh(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = await run(monkeypatch, 250, lambda: 300e-6, others=3)
+    share = 1000 * SLICE / (1000 * SLICE + loop.others)
+    assert 0.12 < share < 0.16
 
 
 async def test_a_client_that_asks_one_by_one_is_no_idle_loop(monkeypatch: pytest.MonkeyPatch) -> None:

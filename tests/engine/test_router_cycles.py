@@ -112,7 +112,7 @@ def test_one_write_goes_round_eight_times() -> None:
     world.append(b"y", topic="b")
     world.forward()
     assert (world.state("a").head_seq, world.state("b").head_seq) == (9, 9)
-    assert all(not runs._runs for runs in world.engine.routers._hops.values()), "nothing is kept of what is done"
+    assert all(not runs._runs for runs in world.engine.routers.rings._hops.values()), "nothing is kept of what is done"
 
 
 def test_a_ring_of_three_and_what_hangs_on_it() -> None:
@@ -164,9 +164,9 @@ def test_breaking_the_cycle_ends_the_counting() -> None:
     world = RouterWorld()
     world.route("a", "b", allow_cycle=True)
     world.route("b", "a", allow_cycle=True)
-    assert set(world.engine.routers._hops) == {"a", "b"}
+    assert set(world.engine.routers.rings._hops) == {"a", "b"}
     world.unroute("b->a")
-    assert world.engine.routers._hops == {}
+    assert world.engine.routers.rings._hops == {}
     world.append(b"x", topic="a")
     world.forward()
     assert world.datas("b") == [b"x"]
@@ -199,7 +199,7 @@ def test_memory_for_hops_is_bounded(seed: int, monkeypatch: pytest.MonkeyPatch) 
         for _ in range(rng.randrange(4)):
             world.engine.routers.forward()
             world.engine.sync()
-        assert all(len(runs._runs) <= 6 * (MAX_HOPS + 1) for runs in world.engine.routers._hops.values())
+        assert all(len(runs._runs) <= 6 * (MAX_HOPS + 1) for runs in world.engine.routers.rings._hops.values())
     for _ in range(200):
         world.clock.advance(2000)
         world.engine.maintain()

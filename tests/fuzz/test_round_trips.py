@@ -20,6 +20,7 @@ from topics_service.engine.limits import Limits
 from topics_service.engine.model import TagMatch, TopicConfig
 from topics_service.engine.offsets.positions import GroupRow, Position, decode_position
 from topics_service.engine.offsets.positions import decode_row as decode_group
+from topics_service.engine.placement import Spread
 from topics_service.engine.queue import leases
 from topics_service.engine.router.router import RouterConfig, RouterRow
 from topics_service.engine.router.router import decode_row as decode_router
@@ -83,6 +84,8 @@ def test_rows_of_topics(
         created_ts=ts,
         kafka_configs=kafka,
     )
+    assert decode_topic(row.encode()) == row
+    row.spread = Spread(len(logs) + 1, 0, 1, epoch=cap, shards=tuple(range(len(logs))))
     assert decode_topic(row.encode()) == row
 
 

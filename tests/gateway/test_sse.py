@@ -1,8 +1,8 @@
 """Streams of events in general: what opens, feeds and ends them, with a source that does what the test wants."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -27,8 +27,8 @@ class Source:
         self.state = "new"
         self.waiting = asyncio.Event()
 
-    @contextmanager
-    def open(self) -> Iterator[AsyncIterator[bytes]]:
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[AsyncIterator[bytes]]:
         if self.refuse is not None:
             raise self.refuse
         self.state = "open"

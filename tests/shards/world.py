@@ -2,38 +2,110 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from topics_shards.locating import Located
-from topics_shards.shards import LocalShards, Shard
-from topics_shards.topics import ShardedTopics
-
+from topics_service.api.access.auth import UNRESTRICTED
+from topics_service.api.access.passwords import Passwords
+from topics_service.api.access.users import Users
 from topics_service.api.metrics.collector import Metrics
 from topics_service.api.observers import NO_OBSERVERS
 from topics_service.api.scheduling.commit import CommitStatistics, GroupCommit
+from topics_service.api.sql.requests import SqlRequest
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
+from topics_service.engine.placement import Place
 from topics_service.storage.memory import MemoryStore
+from topics_shards.health import LocalHealth
+from topics_shards.locating import Located
+from topics_shards.remote import RemoteShards, remote_methods
+from topics_shards.shards import LocalShards, Shard, Shards
+from topics_shards.sql import ShardedSql, SqlPlacements
+from topics_shards.topics import ShardedTopics
+from topics_shards.wire.client import Channel
+from topics_shards.wire.server import ShardServer, unix
+from topics_sql.reader import Reader
 
 
 class ShardsWorld:
     """The API over `engines`, one for each shard."""
 
-    def __init__(self, engines: list[Engine], commits: list[GroupCommit]) -> None:
+    def __init__(self, engines: list[Engine], commits: list[GroupCommit], wire: "Wire | None" = None) -> None:
         apis = [TopicsApi(engine, commit) for engine, commit in zip(engines, commits, strict=True)]
-        self.engines = engines
-        self.shards = LocalShards({number: Shard(api) for number, api in enumerate(apis)})
+        self.engines, self.apis = engines, apis
+        self.clock = SystemClock()
+        users = Users()
+        sqls = [api.serve_sql(Reader(), users, Passwords(users)) for api in apis]
+        shards = {number: Shard(api) for number, api in enumerate(apis)}
+        self.shards: Shards = LocalShards(shards) if wire is None else wire.shards(shards)
+        self.wire = wire
+        self.all_shards = shards
+        self.located = located = Located(self.shards)
+        for sql in sqls:
+            sql.placements = SqlPlacements(located)
+        for api in apis:
+            api.parts.connect(self.shards)
+            api.parts.resume()
         metrics = Metrics(engines[0], CommitStatistics())
-        self.api = ShardedTopics(Located(self.shards), engines[0].limits, metrics, NO_OBSERVERS)
+        self.api = ShardedTopics(located, engines[0].limits, metrics, NO_OBSERVERS, LocalHealth(apis))
+        self._sql = ShardedSql(located, apis[0].consumers)
+
+    async def sql(self, text: str, *params: Any) -> list[list[Any]]:
+        """The rows of the last statement. Raises TopicsError."""
+        reply = await self._sql.execute(SqlRequest(sql=text, params=params or None), principal=UNRESTRICTED)
+        if reply.error is not None:
+            raise reply.error
+        return [list(row) for row in reply.results[-1].rows]
+
+
+class Wire:
+    """A socket that all shards but the first are called through."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.server: ShardServer
+        self.channel: Channel
+
+    def shards(self, shards: dict[int, Shard]) -> RemoteShards:
+        """Shards of which the first is in this process; `serve` comes next."""
+        methods = remote_methods()
+        self.server = ShardServer({number: shard for number, shard in shards.items() if number}, methods, "others")
+        self.channel = Channel(unix(self.path), "others", "first")
+        owners = dict.fromkeys(range(1, len(shards)), self.channel)
+        return RemoteShards(len(shards), {0: shards[0]}, owners, methods)
+
+    async def serve(self) -> None:
+        """Take calls."""
+        await self.server.listen(self.path)
+
+    async def close(self) -> None:
+        """End all."""
+        self.channel.close()
+        await self.server.drain(5)
+        await self.server.close()
+
+
+always_wired = False
+"""Set by a fixture: tests that open shards run twice."""
 
 
 @asynccontextmanager
-async def open_shards(count: int = 3) -> AsyncIterator[ShardsWorld]:
-    """Shards on memory stores."""
-    engines = [Engine(MemoryStore(), SystemClock()) for _ in range(count)]
+async def open_shards(count: int = 3, *, wired: bool | None = None) -> AsyncIterator[ShardsWorld]:
+    """Shards on memory stores. `wired`: every call to a shard but the first goes through a Unix socket; by default each
+    test runs with it and without it."""
+    engines = [Engine(MemoryStore(), SystemClock(), place=Place(shard, count)) for shard in range(count)]
     commits = [GroupCommit.for_engine(engine) for engine in engines]
-    try:
-        yield ShardsWorld(engines, commits)
-    finally:
-        for commit in commits:
-            commit.stop()
+    with TemporaryDirectory(prefix="shards-") as directory:
+        wire = Wire(Path(directory) / "socket") if (always_wired if wired is None else wired) else None
+        try:
+            world = ShardsWorld(engines, commits, wire)
+            if wire is not None:
+                await wire.serve()
+            yield world
+        finally:
+            if wire is not None:
+                await wire.close()
+            for commit in commits:
+                commit.stop()

@@ -161,8 +161,9 @@ class World:
         log.visible(topic.config, self.now)
         if self.disk.refused > refused:
             self.trace.meet("nothing expires while the disk stalls")
+            refused = self.disk.refused
             log.visible(topic.config, self.now)
-        return writable and not self.is_read_only
+        return writable and not self.is_read_only and self.disk.refused == refused
 
     # ------------------------------------------------------------------- fsyncs
 

@@ -23,6 +23,8 @@ from topics_service.engine.engine import Engine
 from topics_service.engine.membership import stored
 from topics_service.engine.model import AppendRequest, Batch, DiffReply, DiffRequest, TagMatch, TopicConfig
 from topics_service.engine.offsets.positions import GroupRow
+from topics_service.engine.parts import Pending
+from topics_service.engine.placement import Spread
 from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.jobs import ClaimRequest
 from topics_service.engine.router.router import RouterConfig, RouterRow
@@ -99,7 +101,9 @@ FAMILY_NAMES = [
 META = {b"boot", b"format", b"kafka_cluster_id", b"next_log", b"next_producer", b"next_topic", b"written_ms"}
 FILES = {"CURRENT", "IDENTITY", "LOCK", "LOG", "rocksdict-config.json", "topics-log.json", "topics-wal-end", "archive"}
 STORED: list[tuple[type[msgspec.Struct], bool, str]] = [
-    (TopicRow, True, "version name topic_id slug rrl config log_ids created_ts kafka_configs"),
+    (TopicRow, True, "version name topic_id slug rrl config log_ids created_ts kafka_configs placement spread"),
+    (Spread, True, "partition_count first step epoch revision shards"),
+    (Pending, True, "topic_id epoch revision is_deleted shards"),
     (
         TopicConfig,
         False,

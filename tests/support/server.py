@@ -26,7 +26,7 @@ PRELOADED_NODE = Preloaded("topics_cli.serve", "topics_server.server", "topics_s
 """The same for nodes of a cluster."""
 FORKED = {
     "backup", "clients", "cluster", "corruption", "docs", "fuzz", "gateway", "kafka", "lakehouse", "observability",
-    "protocols", "sdk", "security", "spark",
+    "protocols", "sdk", "security", "shards", "spark",
 }  # fmt: skip
 """Folders of tests whose servers are forked from a process that has imported everything."""
 EXECED = {

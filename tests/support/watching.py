@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from topics_service.api.access.auth import ALL_SCOPES, UNRESTRICTED, Principal
-from topics_service.api.watch import WatchApi, WatchCaps
-from topics_service.api.watch_stream import WatchStream
+from topics_service.api.watch import EngineSource, WatchApi, WatchCaps
+from topics_service.api.watch_stream import SessionStream
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Limits
@@ -43,7 +43,7 @@ class Watching:
         self.statistics = WatchStatistics()
         self.overload_ms = 0
         self.api = WatchApi(
-            lambda: self.engine,
+            EngineSource(lambda: self.engine),
             self.engine.priority,
             lambda: self.overload_ms,
             self.statistics,
@@ -82,7 +82,7 @@ class Watching:
 
     async def visit(self, wid: str, cursor: Mapping[str, int] | None = None) -> list[Any]:
         """Open a stream, read what there is, and leave."""
-        with self.api.open(wid, cursor or {}, principal=UNRESTRICTED) as stream:
+        with await self.api.open(wid, cursor or {}, principal=UNRESTRICTED) as stream:
             return tell(await quiet(stream))
 
 
@@ -97,7 +97,7 @@ def key(name: str, *prefixes: str) -> Principal:
     return Principal(name, ALL_SCOPES, prefixes or None)
 
 
-async def quiet(stream: WatchStream, seconds: float = 0.5) -> list[Frame]:
+async def quiet(stream: SessionStream, seconds: float = 0.5) -> list[Frame]:
     """The frames that come before nothing comes for so long, or the stream ends."""
     frames: list[Frame] = []
     try:

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from uuid import UUID
 from weakref import WeakValueDictionary
 
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
@@ -26,8 +27,9 @@ from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_service.api.access.auth import ANONYMOUS, Principal, Scope
 from topics_service.api.access.authorizer import Authorizer, Rule
 from topics_service.api.budget import Share
-from topics_service.api.catalog import CatalogView
-from topics_service.api.membership import MembershipApi
+from topics_service.api.catalog import Catalog
+from topics_service.api.kafka import KafkaShards
+from topics_service.api.membership import Members
 from topics_service.api.topics import TopicsApi
 from topics_service.statistics import KafkaStatistics
 
@@ -106,7 +108,7 @@ class ServerContext:
     """
 
     apis: Mapping[int, Api]
-    api: TopicsApi
+    api: TopicsApi | KafkaShards
     authorizer: Authorizer
     settings: KafkaSettings
     statistics: KafkaStatistics
@@ -116,8 +118,10 @@ class ServerContext:
     leader_epoch: int = 0
     """The epoch of every partition's leader. A single server always leads; in a cluster it is that of the shard."""
     log: RateLimitedLogger = field(default_factory=lambda: RateLimitedLogger(logging.getLogger("topics.kafka")))
-    catalog: CatalogView = field(init=False)
-    membership: MembershipApi = field(init=False)
+    single: TopicsApi | None = field(init=False)
+    """The only engine; None where there are several shards."""
+    catalog: Catalog = field(init=False)
+    membership: Members = field(init=False)
     loop_budget: LoopBudget = field(default_factory=LoopBudget)
     shares: "WeakValueDictionary[str, Share]" = field(default_factory=WeakValueDictionary)
     """By `key_id`, while a connection has them."""
@@ -125,8 +129,25 @@ class ServerContext:
     """Number of partitions that fetches wait for; one that is named repeatedly counts each time."""
 
     def __post_init__(self) -> None:
+        self.single = self.api if isinstance(self.api, TopicsApi) else None
         self.catalog = self.api.catalog
         self.membership = self.api.serve_members(self.settings.groups)
+
+    @property
+    def shards(self) -> KafkaShards:
+        """The shards, where there are several."""
+        assert not isinstance(self.api, TopicsApi), "there is a single engine"
+        return self.api
+
+    def here(self, topic: str, partition: int) -> TopicsApi | None:
+        """The engine that has a partition; None if it is in another process."""
+        return self.single or self.shards.here(topic, partition)
+
+    async def refresh(self, *names: str, topic_id: UUID | None = None) -> None:
+        """Have the topics as they are now: what is known of those of other processes may be some milliseconds old."""
+        refreshed = self.catalog.refresh(names, () if topic_id is None else (topic_id,))
+        if refreshed is not None:
+            await refreshed
 
     def epoch_error(self, epoch: int) -> ErrorCode:
         """The error for a client that assumes leader epoch `epoch`; -1 if it assumes none."""

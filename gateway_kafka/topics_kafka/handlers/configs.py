@@ -1,7 +1,7 @@
 """DescribeConfigs, AlterConfigs and IncrementalAlterConfigs."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import IntEnum
 from typing import Final
 
@@ -46,8 +46,17 @@ class ConfigHandlers:
     def __init__(self, server: ServerContext) -> None:
         self._server = server
 
-    def describe(self, context: Context, version: int, request: Message) -> Message:
+    def describe(self, context: Context, version: int, request: Message) -> Message | Awaitable[Message]:
         """Describe the configs of topics and of the broker, with the origin of each value."""
+        names = [each["resource_name"] for each in request["resources"] if each["resource_type"] == _TOPIC]
+        refreshed = self._server.catalog.refresh(names)
+        return self._all_described(context, request) if refreshed is None else self._after(refreshed, context, request)
+
+    async def _after(self, refreshed: Awaitable[None], context: Context, request: Message) -> Message:
+        await refreshed
+        return self._all_described(context, request)
+
+    def _all_described(self, context: Context, request: Message) -> Message:
         results = []
         synonyms = request["include_synonyms"]
         asked = {(each["resource_type"], each["resource_name"]): each for each in request["resources"]}
@@ -102,10 +111,13 @@ class ConfigHandlers:
         try:
             if twice:
                 raise RefusedError(ErrorCode.INVALID_REQUEST, "the resource is in the request more than once")
+            if kind == _TOPIC:
+                await self._server.refresh(name)
             topic = self._alterable(context, api, kind, name)
             config, kafka_configs = configs.to_topic(change(configs.overrides(topic), resource), topic.config)
             if not only_check:
                 await self._server.api.put_topic(name, config, principal=context.principal, kafka_configs=kafka_configs)
+                await self._server.refresh(name)
         except RefusedError as error:
             return {**shown, **error.result}
         except InvalidConfigError as error:

@@ -31,6 +31,7 @@ _CODES: Final[Mapping[str, ErrorCode]] = {
 }
 _GROUP_CODES: Final[Mapping[str, ErrorCode]] = {
     "forbidden": ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    "group_not_empty": ErrorCode.NON_EMPTY_GROUP,
     "throttled": ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     "internal": ErrorCode.COORDINATOR_NOT_AVAILABLE,
     "not_ready": ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,

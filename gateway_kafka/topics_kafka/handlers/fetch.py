@@ -14,10 +14,13 @@ from typing import Any, Final
 
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import error_of
+from topics_kafka.handlers.fetch_sources import Source, fit, outcomes_of
+from topics_kafka.handlers.fetch_targets import Target
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.rendered import BatchCache, aligned
 from topics_net import background
 from topics_net.loop_budget import SLICE_SECONDS
+from topics_service.api.kafka import KafkaShards
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import FetchReply, FetchRequest
 from topics_service.engine.errors import TopicsError
@@ -53,23 +56,6 @@ class _Pause(Enum):
     NEWS = auto()  # there is nothing to do until a partition has news
 
 
-class _Target:
-    """A partition of a request: its offset, the records found, and its part of the response."""
-
-    __slots__ = ("answer", "by_id", "cursor", "limit", "name", "number", "offset", "reply", "topic_id")
-
-    def __init__(self, name: str, topic_id: str, partition: Message, *, by_id: bool) -> None:
-        self.name = name
-        self.topic_id = topic_id
-        self.by_id = by_id
-        self.number: int = partition["partition"]
-        self.offset: int = partition["fetch_offset"]
-        self.limit: int = partition["partition_max_bytes"]
-        self.answer: dict[str, Any] = {"partition_index": self.number}
-        self.reply: FetchReply | None = None
-        self.cursor = 0  # after the records found
-
-
 class Fetch:
     """One request, as a state machine on callbacks of the event loop: a waiting fetch needs no task.
 
@@ -78,7 +64,7 @@ class Fetch:
 
     def __init__(self, cache: BatchCache, context: Context, body: Message) -> None:
         server = self._server = context.server
-        self._api: TopicsApi = server.api
+        self._api = server.api
         self._cache = cache
         self._context = context
         self._statistics = server.statistics
@@ -87,14 +73,16 @@ class Fetch:
         self._wait_seconds = body["max_wait"] / 1000
         self._nbytes = 0  # bytes found so far
         self._due = False  # the response must not be delayed
-        self._targets: list[_Target] = []
+        self._targets: list[Target] = []
+        self._sources: dict[int, Source] = {}  # of other processes, by shard
         self._response: Message = {"error_code": 0, "session_id": 0, "responses": self._topics(body)}
         self._steps = self._run()
         self._future: asyncio.Future[Message | None] | None = None
         self._sleeping = False
         self._over = False  # the wait has timed out, or the server is draining
         self._holds = 0  # its part of `ServerContext.waiting`
-        self._woken: dict[_Target, None] = {}
+        self._woken: dict[Target, None] = {}
+        self._arrived: list[Source] = []
         self._parked: list[Callable[[], None]] = []  # each ends the wait for a partition
         self._drain: ExitStack | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -141,12 +129,20 @@ class Fetch:
         self._leave()
         self._steps.close()
 
-    def _wake(self, target: _Target | None) -> None:
+    def _wake(self, target: Target | None) -> None:
         """Continue: the target has news or, if None, the wait is over."""
         if target is None:
             self._over = True
         else:
             self._woken[target] = None
+        self._continue()
+
+    def _take_note(self, source: Source) -> None:
+        """Continue: another process has answered."""
+        self._arrived.append(source)
+        self._continue()
+
+    def _continue(self) -> None:
         if self._sleeping:
             self._sleeping = False
             asyncio.get_running_loop().call_soon(self._go_on, context=self._within)
@@ -160,14 +156,22 @@ class Fetch:
     def _run(self) -> Generator[_Pause, None, None]:
         if self._wait_seconds > 0:
             self._hold()
+        for source in self._sources.values():
+            source.ask()
         for target in self._targets:
+            if target.api is None:
+                continue
             if self._wait_seconds > 0 and not self._is_enough():
-                self._park(target)  # before it is read, so that no news is missed if others run in between
-            self._read(target)
+                self._park(target.api, target)  # before it is read: no news is missed if others run in between
+            self._read(target.api, target)
             yield _Pause.SLICE
+        if self._sources:
+            yield from self._answers()
         if self._targets and not self._is_enough() and self._wait_seconds > 0:
             yield from self._wait()
         self._leave()
+        if self._sources:
+            fit(self._targets, self._max_bytes)
         yield from self._render()
 
     def _topics(self, body: Message) -> list[dict[str, Any]]:
@@ -184,33 +188,50 @@ class Fetch:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID
             identity = "" if topic is None else topic.identity.topic_id
             answers: list[dict[str, Any]] = []
+            single = self._server.single
             for partition in asked["partitions"]:
-                target = _Target(known or "", identity, partition, by_id=not name)
+                target = Target(known or "", identity, partition, single, by_id=not name)
                 answers.append(target.answer)
                 wrong = code or self._server.epoch_error(partition.get("current_leader_epoch", -1))
                 if wrong:
                     self._fail(target, wrong)
-                else:
-                    self._targets.append(target)
+                    continue
+                self._targets.append(target)
+                if single is None:
+                    self._locate(self._server.shards, target)
             responses.append({"topic": name, "topic_id": topic_id, "partitions": answers})
         return responses
+
+    def _locate(self, shards: KafkaShards, target: Target) -> None:
+        """Note the engine of the target, or the shard to ask for it."""
+        target.api = shards.here(target.name, target.number)
+        if target.api is None:
+            shard = shards.shard(target.name, target.number)
+            source = self._sources.get(shard)
+            if source is None:
+                source = self._sources[shard] = Source(shards, shard, self._max_bytes, self._take_note)
+            source.targets.append(target)
 
     def _is_enough(self) -> bool:
         return self._due or self._nbytes >= self._wanted
 
-    def _read(self, target: _Target) -> None:
+    def _read(self, api: TopicsApi, target: Target) -> None:
         """Read the available records, and fill in the answer except for the records."""
         budget = min(target.limit, self._max_bytes - self._nbytes)
         if self._nbytes and budget <= 0:
-            self._look(target)
+            self._look(api, target)
             return
         try:
-            reply = self._api.fetch(
+            reply = api.fetch(
                 FetchRequest(topic=target.name, partition=target.number, from_seq=target.offset, max_bytes=budget)
             )
         except TopicsError as error:
             self._fail(target, self._code(target, error))
             return
+        self._found(target, reply, budget)
+
+    def _found(self, target: Target, reply: FetchReply, budget: int) -> None:
+        """Take over what was read, unless the response is too full for it."""
         if reply.identity.topic_id != target.topic_id:
             self._fail(target, ErrorCode.UNKNOWN_TOPIC_ID if target.by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             return
@@ -229,11 +250,11 @@ class Fetch:
         if reply.is_hole or reply.next_from_seq < reply.head_seq:
             self._due = True
 
-    def _look(self, target: _Target) -> None:
+    def _look(self, api: TopicsApi, target: Target) -> None:
         """Describe the partition without records: the response is full."""
         target.reply = None
         try:
-            earliest, head = self._api.extent(target.name, target.number)
+            earliest, head = api.extent(target.name, target.number)
         except TopicsError as error:
             self._fail(target, self._code(target, error))
             return
@@ -243,7 +264,7 @@ class Fetch:
         else:
             self._describe(target, head, earliest)
 
-    def _describe(self, target: _Target, head: int, earliest: int) -> None:
+    def _describe(self, target: Target, head: int, earliest: int) -> None:
         target.answer |= {
             "error_code": 0,
             "high_watermark": head,
@@ -253,7 +274,7 @@ class Fetch:
             "records": b"",
         }
 
-    def _fail(self, target: _Target, code: ErrorCode) -> None:
+    def _fail(self, target: Target, code: ErrorCode) -> None:
         self._due = True
         target.reply = None
         target.answer |= {
@@ -265,7 +286,7 @@ class Fetch:
             "records": b"",
         }
 
-    def _code(self, target: _Target, error: TopicsError) -> ErrorCode:
+    def _code(self, target: Target, error: TopicsError) -> ErrorCode:
         code = error_of(error)
         if target.by_id and code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and error.reason.code == "topic_not_found":
             return ErrorCode.UNKNOWN_TOPIC_ID
@@ -279,28 +300,73 @@ class Fetch:
         self._drain = ExitStack()
         self._drain.enter_context(self._api.notify_on_drain(self))
         old = False
+        ends = time.monotonic() + self._wait_seconds
+        for source in self._sources.values():
+            self._ask_on(source, ends)
         while not self._is_enough():
-            if not self._woken:
+            if not self._woken and not self._arrived:
                 old = self._nbytes > 0
                 yield _Pause.NEWS
             if self._over:
                 break
             woken, self._woken = self._woken, {}
             for target in woken:
-                self._read_on(target)
+                assert target.api is not None, "it was parked"
+                self._read_on(target.api, target)
                 yield _Pause.SLICE
+            for source in self._taken():
+                if not self._is_enough():
+                    self._ask_on(source, ends)
+                yield _Pause.SLICE
+        self._taken()
         self._leave()
         if old and not self._api.draining:
             # Records found before the wait may have been deleted.
             found = [target for target in self._targets if target.reply is not None and target.reply.parts]
-            self._nbytes = 0
+            self._nbytes = sum(source.nbytes for source in self._sources.values())
             for target in found:
-                self._read(target)
-                yield _Pause.SLICE
+                if target.api is not None:
+                    self._read(target.api, target)
+                    yield _Pause.SLICE
+            for source in self._sources.values():
+                if source.is_old and source.nbytes:
+                    source.ask()
+            yield from self._answers()
 
-    def _park(self, target: _Target) -> None:
+    def _answers(self) -> Iterator[_Pause]:
+        """Wait for the calls of other processes that are under way."""
+        while any(source.is_asked for source in self._sources.values()) or self._arrived:
+            if not self._arrived:
+                yield _Pause.NEWS
+            self._taken()
+
+    def _taken(self) -> list[Source]:
+        """Take over what other processes have read; returns the sources of that."""
+        arrived, self._arrived = self._arrived, []
+        for source in arrived:
+            self._nbytes -= source.nbytes
+            before = self._nbytes
+            for target, outcome in zip(source.targets, outcomes_of(source), strict=True):
+                if outcome.reply is None:
+                    assert outcome.error is not None, "it is one or the other"
+                    self._fail(target, self._code(target, outcome.error))
+                else:
+                    target.reply = None
+                    self._found(target, outcome.reply, self._max_bytes)
+            source.nbytes = self._nbytes - before
+            source.is_old = False
+        return arrived
+
+    def _ask_on(self, source: Source, ends: float) -> None:
+        """Wait for news of another process: for its share of what is missing."""
+        missing = max(self._wanted - self._nbytes, 1)
+        shares = len(self._sources) + bool(self._parked)
+        source.is_old = True
+        source.ask(more_bytes=max(missing // shares, 1), wait_seconds=max(ends - time.monotonic(), 0))
+
+    def _park(self, api: TopicsApi, target: Target) -> None:
         try:
-            self._parked.append(self._api.park(target.name, partial(self._wake, target), target.number).leave)
+            self._parked.append(api.park(target.name, partial(self._wake, target), target.number).leave)
         except TopicsError as error:
             self._fail(target, self._code(target, error))
 
@@ -320,19 +386,21 @@ class Fetch:
         for leave in self._parked:
             leave()
         self._parked.clear()
+        for source in self._sources.values():
+            source.leave()
         if self._timer is not None:
             self._timer.cancel()
         if self._drain is not None:
             self._drain.close()
 
-    def _read_on(self, target: _Target) -> None:
+    def _read_on(self, api: TopicsApi, target: Target) -> None:
         """Read a partition that has news. If records were found before, only count the new ones."""
         found = target.reply
         if found is None or not found.parts or self._api.draining:
-            self._read(target)
+            self._read(api, target)
             return
         try:
-            reply = self._api.fetch(
+            reply = api.fetch(
                 FetchRequest(
                     topic=target.name,
                     partition=target.number,

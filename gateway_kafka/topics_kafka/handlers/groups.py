@@ -4,6 +4,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
+from topics_kafka.handlers.answers import answered
 from topics_kafka.handlers.errors import group_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_service.engine.errors import TopicsError
@@ -15,7 +16,6 @@ from topics_service.engine.membership.members import (
     JoinReply,
     JoinRequest,
     Leaving,
-    RefusedError,
     SyncReply,
     SyncRequest,
 )
@@ -129,33 +129,38 @@ class MemberHandlers:
         name = request["group_id"]
         if not context.is_allowed(ApiKey.HEARTBEAT, name):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
-        instance_id = request.get("group_instance_id")
-        try:
-            error = self._membership.heartbeat(name, request["member_id"], request["generation_id"], instance_id)
-        except TopicsError as error:
-            return {"error_code": group_error_of(error)}
-        return {"error_code": error}
+        return answered(
+            lambda: self._membership.heartbeat(
+                name, request["member_id"], request["generation_id"], request.get("group_instance_id")
+            ),
+            lambda error: {"error_code": error},
+            lambda refusal: {"error_code": group_error_of(refusal)},
+        )
 
     def leave(self, context: Context, version: int, request: Message) -> Answer:
         """Leave the group; from version 3 on an admin may remove many members."""
         name = request["group_id"]
         if not context.is_allowed(ApiKey.LEAVE_GROUP, name):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "members": []}
+        if not name:
+            return {"error_code": ErrorCode.INVALID_GROUP_ID, "members": []}
         asked = request["members"] if version >= 3 else [{"member_id": request["member_id"]}]
         leaving = [Leaving(each["member_id"], each.get("group_instance_id")) for each in asked]
-        try:
-            errors, ticket = self._membership.leave(name, leaving)
-        except TopicsError as error:
-            return {"error_code": group_error_of(error), "members": []}
-        except RefusedError as refusal:
-            return {"error_code": refusal.error, "members": []}
-        if version < 3:
-            return self._later({"error_code": errors[0]}, ticket)
-        results = [
-            {"member_id": member_id, "group_instance_id": instance_id, "error_code": error}
-            for (member_id, instance_id), error in zip(leaving, errors, strict=True)
-        ]
-        return self._later({"error_code": ErrorCode.NONE, "members": results}, ticket)
+
+        def left(errors: list[GroupError]) -> Message:
+            if version < 3:
+                return {"error_code": errors[0]}
+            results = [
+                {"member_id": member_id, "group_instance_id": instance_id, "error_code": error}
+                for (member_id, instance_id), error in zip(leaving, errors, strict=True)
+            ]
+            return {"error_code": ErrorCode.NONE, "members": results}
+
+        return answered(
+            lambda: self._membership.leave(name, leaving),
+            left,
+            lambda refusal: {"error_code": group_error_of(refusal), "members": []},
+        )
 
     # --- `consumer` groups
 
@@ -164,7 +169,8 @@ class MemberHandlers:
         name, names = request["group_id"], request["subscribed_topic_names"]
         if not context.is_allowed(ApiKey.CONSUMER_GROUP_HEARTBEAT, name):
             return _refused(ErrorCode.GROUP_AUTHORIZATION_FAILED, "the API key may not touch this group")
-        hidden = [topic for topic in names or () if not context.principal.allows_name(topic)]
+        principal = context.principal
+        hidden = [topic for topic in names or () if not principal.allows_name(topic)]
         if hidden:
             return _refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"the API key may not read {hidden[0]}")
         owned = request["topic_partitions"]
@@ -181,24 +187,13 @@ class MemberHandlers:
             owned=None if owned is None else [(_bytes(t["topic_id"]), p) for t in owned for p in t["partitions"]],
             client=client_of(context),
             makes_id=version == 0,
-            allowed=context.principal.allows_name,
+            allowed=principal.allows_name,
         )
-        try:
-            reply, ticket = self._membership.beat(beat)
-        except TopicsError as error:
-            return _refused(group_error_of(error), error.message)
-        return self._later(_beaten(reply), ticket)
-
-    def _later(self, response: Message, ticket: int) -> Answer:
-        """Return the response, at once or when the state that it reports is durable."""
-        return self._after(response, ticket) if ticket else response
-
-    async def _after(self, response: Message, ticket: int) -> Message:
-        try:
-            await self._server.api.settled(ticket)
-        except TopicsError as error:
-            return {**response, "error_code": group_error_of(error)}
-        return response
+        return answered(
+            lambda: self._membership.beat(beat, principal.prefixes),
+            _beaten,
+            lambda refusal: _refused(group_error_of(refusal), refusal.message),
+        )
 
 
 def _bytes(topic_id: UUID | None) -> bytes:

@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from topics_kafka.handlers import Context, HandlerTable, ServerContext, operations
+from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext, operations
+from topics_kafka.handlers.answers import answered
 from topics_kafka.handlers.errors import group_error_of
+from topics_kafka.handlers.waves import in_waves
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_service.api.catalog import uuid_of
+from topics_service.api.membership import GroupLine, settled
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.membership.members import GroupView, MemberView
 
@@ -40,23 +43,24 @@ class GroupAdminHandlers:
 
     # --- describe
 
-    def describe(self, context: Context, version: int, request: Message) -> Message:
+    async def describe(self, context: Context, version: int, request: Message) -> Message:
         """Describe classic groups. An unknown group is `Dead`, and from version 6 on also an error."""
-        return {"groups": [self._classic(context, version, request, name) for name in dict.fromkeys(request["groups"])]}
+        work = (self._classic(context, version, request, name) for name in dict.fromkeys(request["groups"]))
+        return {"groups": await in_waves(work)}
 
-    def _classic(self, context: Context, version: int, request: Message, name: str) -> Message:
+    async def _classic(self, context: Context, version: int, request: Message, name: str) -> Message:
         described: dict[str, Any] = {"group_id": name, "group_state": "", "protocol_type": "", "protocol_data": ""}
         described |= {"error_code": ErrorCode.NONE, "members": []}
         described["authorized_operations"] = _operations(context, request)
         try:
-            view = self._view(context, ApiKey.DESCRIBE_GROUPS, name)
+            view, exists = await self._view(context, ApiKey.DESCRIBE_GROUPS, name)
         except TopicsError as error:
             return {**described, "error_code": group_error_of(error), "error_message": error.message}
         if view is not None and view.type == "classic":
             described |= {"group_state": view.state, "protocol_type": view.protocol_type}
             described["protocol_data"] = view.protocol
             described["members"] = [_classic_member(member) for member in view.members]
-        elif view is None and self._groups.exists(name):
+        elif view is None and exists:
             described["group_state"] = _EMPTY
         else:
             described["group_state"] = _DEAD
@@ -65,18 +69,19 @@ class GroupAdminHandlers:
                 described["error_message"] = f"group {name} is not a classic group"
         return described
 
-    def describe_consumer(self, context: Context, _version: int, request: Message) -> Message:
+    async def describe_consumer(self, context: Context, _version: int, request: Message) -> Message:
         """Describe `consumer` groups."""
-        return {"groups": [self._consumer(context, request, name) for name in dict.fromkeys(request["group_ids"])]}
+        work = (self._consumer(context, request, name) for name in dict.fromkeys(request["group_ids"]))
+        return {"groups": await in_waves(work)}
 
-    def _consumer(self, context: Context, request: Message, name: str) -> Message:
+    async def _consumer(self, context: Context, request: Message, name: str) -> Message:
         nothing: dict[str, Any] = {"group_id": name, "group_state": "", "assignor_name": "", "members": []}
         nothing |= {"group_epoch": 0, "assignment_epoch": 0}
         nothing["authorized_operations"] = _operations(context, request)
         if not name:
             return {**nothing, "error_code": ErrorCode.INVALID_GROUP_ID, "error_message": "a group id is missing"}
         try:
-            view = self._view(context, ApiKey.CONSUMER_GROUP_DESCRIBE, name)
+            view, _ = await self._view(context, ApiKey.CONSUMER_GROUP_DESCRIBE, name)
         except TopicsError as error:
             return {**nothing, "error_code": group_error_of(error), "error_message": error.message}
         if view is None or view.type != "consumer":
@@ -92,10 +97,10 @@ class GroupAdminHandlers:
             "members": [self._consumer_member(context, member) for member in view.members],
         }
 
-    def _view(self, context: Context, api: ApiKey, name: str) -> GroupView | None:
+    async def _view(self, context: Context, api: ApiKey, name: str) -> tuple[GroupView | None, bool]:
         if not context.is_allowed(api, name):
             raise TopicsError(Reason.FORBIDDEN, "the API key may not touch this group")
-        return self._membership.describe(name)
+        return await settled(self._membership.look(name))
 
     def _consumer_member(self, context: Context, member: MemberView) -> Message:
         return {
@@ -124,24 +129,26 @@ class GroupAdminHandlers:
 
     # --- list and delete
 
-    def list(self, context: Context, _version: int, request: Message) -> Message:
+    def list(self, context: Context, _version: int, request: Message) -> Answer:
         """List the groups that the caller may access, filtered by state and type if any are given."""
         if not context.is_allowed(ApiKey.LIST_GROUPS):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "groups": []}
-        try:
-            known = {name: rest for name, *rest in self._membership.summaries()}
-        except TopicsError as error:
-            return {"error_code": group_error_of(error), "groups": []}
         states = {state.casefold() for state in request.get("states_filter") or ()}
         types = {each.casefold() for each in request.get("types_filter") or ()}
-        groups = []
-        for name in self._groups.names(principal=context.principal):
-            kind, state, protocol_type = known.get(name, ("classic", _EMPTY, ""))
-            if (not states or state.casefold() in states) and (not types or kind in types):
-                groups.append(
-                    {"group_id": name, "protocol_type": protocol_type, "group_state": state, "group_type": kind}
-                )
-        return {"error_code": ErrorCode.NONE, "groups": groups}
+
+        def listed(lines: Sequence[GroupLine]) -> Message:
+            groups = [
+                {"group_id": name, "protocol_type": protocol_type, "group_state": state, "group_type": kind}
+                for name, kind, state, protocol_type in lines
+                if (not states or state.casefold() in states) and (not types or kind in types)
+            ]
+            return {"error_code": ErrorCode.NONE, "groups": groups}
+
+        return answered(
+            lambda: self._membership.listing(context.principal.prefixes),
+            listed,
+            lambda refusal: {"error_code": group_error_of(refusal), "groups": []},
+        )
 
     async def delete(self, context: Context, _version: int, request: Message) -> Message:
         """Delete groups without members, and their positions."""
@@ -150,17 +157,12 @@ class GroupAdminHandlers:
 
     async def _delete(self, context: Context, name: str) -> Message:
         if not context.is_allowed(ApiKey.DELETE_GROUPS, name):
-            error = ErrorCode.GROUP_AUTHORIZATION_FAILED
-        elif not self._membership.is_empty(name):
-            error = ErrorCode.NON_EMPTY_GROUP
-        else:
-            try:
-                reply = await self._groups.delete(name, principal=context.principal)
-            except TopicsError as refusal:
-                error = group_error_of(refusal)
-            else:
-                error = ErrorCode.NONE if reply.deleted else ErrorCode.GROUP_ID_NOT_FOUND
-        return {"group_id": name, "error_code": error}
+            return {"group_id": name, "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
+        try:
+            reply = await self._groups.delete(name, principal=context.principal)
+        except TopicsError as refusal:
+            return {"group_id": name, "error_code": group_error_of(refusal)}
+        return {"group_id": name, "error_code": ErrorCode.NONE if reply.deleted else ErrorCode.GROUP_ID_NOT_FOUND}
 
 
 def _operations(context: Context, request: Message) -> int:

@@ -6,53 +6,66 @@ from functools import partial
 from typing import Any, Final
 
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
+from topics_kafka.handlers.elsewhere import Elsewhere, completed
 from topics_kafka.handlers.errors import error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_net.loop_budget import run_in_slices
-from topics_service.api.topics import TopicsApi
+from topics_service.api.kafka_logs import (
+    EARLIEST,
+    EARLIEST_LOCAL,
+    EARLIEST_PENDING_UPLOAD,
+    LATEST,
+    LATEST_TIERED,
+    MAX_TIMESTAMP,
+    NO_OFFSET,
+    OffsetOutcome,
+    offset_of,
+)
 from topics_service.engine.errors import TopicsError
-
-LATEST: Final = -1
-EARLIEST: Final = -2
-MAX_TIMESTAMP: Final = -3
-EARLIEST_LOCAL: Final = -4
-LATEST_TIERED: Final = -5
-EARLIEST_PENDING_UPLOAD: Final = -6
 
 _SINCE: Final[Mapping[int, int]] = {
     LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11,
 }  # fmt: skip
 """Special timestamps, and the first version that has each."""
 
-_NONE: Final = -1
+_Queries = Elsewhere[tuple[str, int, int], OffsetOutcome]
 
 
-def handlers(server: ServerContext) -> HandlerTable:
+def handlers(_server: ServerContext) -> HandlerTable:
     """ListOffsets."""
-    return {ApiKey.LIST_OFFSETS: partial(_list_offsets, server.api)}
+    return {ApiKey.LIST_OFFSETS: _list_offsets}
 
 
-def _list_offsets(api: TopicsApi, context: Context, version: int, body: Message) -> Answer:
-    work = _answer(api, context, version, body)  # each lookup by time may decode a batch
-    catalog = context.server.catalog
+def _list_offsets(context: Context, version: int, body: Message) -> Answer:
+    server = context.server
+    queries = None if server.single is not None else _Queries(server.shards.offsets, lambda error: (None, error))
+    work = _answer(queries, context, version, body)  # each lookup by time may decode a batch
+    catalog = server.catalog
     behind = {
         name
         for name in (asked["name"] for asked in body["topics"])
         if catalog.is_behind(name) and context.is_allowed(ApiKey.LIST_OFFSETS, name)
     }
-    return _once_forwarded(api, behind, work) if behind else run_in_slices(work)
+    if behind:
+        return _once_forwarded(server, behind, queries, work)
+    answer = run_in_slices(work)
+    return completed(answer, queries) if queries else answer
 
 
-async def _once_forwarded(api: TopicsApi, names: Iterable[str], work: Generator[None, None, Message]) -> Message:
+async def _once_forwarded(
+    server: ServerContext, names: Iterable[str], queries: _Queries | None, work: Generator[None, None, Message]
+) -> Message:
     """Answer once everything that the sources held is forwarded, like every read of a router's destination."""
     with suppress(TopicsError):  # reported for each topic
         for name in names:
-            await api.routers.forwarded(name)
-    answer = run_in_slices(work)
-    return answer if isinstance(answer, dict) else await answer
+            api = server.here(name, 0)
+            if api is not None:  # other processes wait for it themselves
+                await api.routers.forwarded(name)
+    return await completed(run_in_slices(work), queries)
 
 
-def _answer(api: TopicsApi, context: Context, version: int, body: Message) -> Generator[None, None, Message]:
+def _answer(queries: _Queries | None, context: Context, version: int, body: Message) -> Generator[None, None, Message]:
+    server = context.server
     topics: list[dict[str, Any]] = []
     for asked in body["topics"]:
         name = asked["name"]
@@ -65,34 +78,32 @@ def _answer(api: TopicsApi, context: Context, version: int, body: Message) -> Ge
             yield
             if not allowed:
                 answer["error_code"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            elif ts < 0 and version < _SINCE.get(ts, version + 1):
+                continue
+            if ts < 0 and version < _SINCE.get(ts, version + 1):
                 answer["error_code"] = ErrorCode.UNSUPPORTED_VERSION
-            else:
-                try:
-                    offset, time = _offset(api, name, number, ts)
-                except TopicsError as error:
-                    answer["error_code"] = error_of(error)
-                    continue
-                answer["error_code"] = context.server.epoch_error(partition.get("current_leader_epoch", -1))
-                if not answer["error_code"]:
-                    answer |= {"offset": offset, "timestamp": time}
-                    answer["leader_epoch"] = _NONE if offset == _NONE else context.server.leader_epoch
+                continue
+            show = partial(_show, server, answer, partition.get("current_leader_epoch", -1))
+            api = server.here(name, number)
+            if api is None:
+                assert queries is not None, "there are several shards"
+                queries.add(server.shards.shard(name, number), (name, number, ts), show)
+                continue
+            try:
+                show((offset_of(api, name, number, ts), None))
+            except TopicsError as error:
+                show((None, error))
         topics.append({"name": name, "partitions": partitions})
     return {"topics": topics}
 
 
-def _offset(api: TopicsApi, topic: str, partition: int, ts: int) -> tuple[int, int]:
-    """An offset and the time of its record; -1 if there is none."""
-    if ts >= 0:
-        found = api.offset_at(topic, partition, ts)
-    elif ts == MAX_TIMESTAMP:
-        found = api.newest_time(topic, partition)
-    else:
-        earliest, head = api.extent(topic, partition)
-        if ts in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):  # there is no tiered storage
-            return _NONE, _NONE
-        return (head if ts == LATEST else earliest - 1), _NONE
-    if found is None:
-        return _NONE, _NONE
-    seq, time = found
-    return seq - 1, time
+def _show(server: ServerContext, answer: dict[str, Any], epoch: int, outcome: OffsetOutcome) -> None:
+    found, error = outcome
+    if error is not None:
+        answer["error_code"] = error_of(error)
+        return
+    assert found is not None, "it is one or the other"
+    answer["error_code"] = server.epoch_error(epoch)
+    if not answer["error_code"]:
+        offset, time = found
+        answer |= {"offset": offset, "timestamp": time}
+        answer["leader_epoch"] = NO_OFFSET if offset == NO_OFFSET else server.leader_epoch

@@ -40,9 +40,27 @@ class MetadataHandlers:
             topics = self._server.catalog.within(context.prefixes)
             found = [self._described(context, topic, request) for topic in topics]
             return self._response(context, request, found)
-        missing = self._missing(context, asked) if self._may_create(context, request) else []
-        if missing:
+        missing = self._missing(context, asked)
+        refreshed = self._refresh(asked, missing)
+        if refreshed is not None:
+            return self._once_refreshed(context, version, request, refreshed)
+        if missing and self._may_create(context, request):
             return self._create(context, version, request, missing)
+        return self._response(context, request, self._asked(context, version, request, {}))
+
+    def _refresh(self, asked: list[Message], missing: list[str]) -> Awaitable[None] | None:
+        """Ask for topics that this process does not know where they are; None if there are none or they can't be."""
+        find = self._server.catalog.find
+        ids = [each["topic_id"] for each in asked if each["name"] is None and find(None, each["topic_id"]) is None]
+        return self._server.catalog.refresh(missing, filter(None, ids)) if missing or ids else None
+
+    async def _once_refreshed(
+        self, context: Context, version: int, request: Message, refreshed: Awaitable[None]
+    ) -> Message:
+        await refreshed
+        missing = self._missing(context, request["topics"]) if self._may_create(context, request) else []
+        if missing:
+            return await self._create(context, version, request, missing)
         return self._response(context, request, self._asked(context, version, request, {}))
 
     def describe_cluster(self, context: Context, version: int, request: Message) -> Message:
@@ -86,10 +104,9 @@ class MetadataHandlers:
     async def _create_one(self, context: Context, name: str) -> ErrorCode:
         server = self._server
         try:
-            if server.catalog.exists(name):  # another request is creating it, perhaps with a config
-                await server.api.settled(server.catalog.creation_ticket(name))
-            else:
-                await server.api.put_topic(name, ConfigInput(), principal=context.principal)
+            # Another request may be creating it, perhaps with a config.
+            await server.api.create_topic(name, ConfigInput(), principal=context.principal)
+            await server.refresh(name)
         except TopicsError as error:
             limited = error.reason is Reason.THROTTLED and "limit" in (error.detail or {})
             return ErrorCode.POLICY_VIOLATION if limited else ErrorCode.LEADER_NOT_AVAILABLE

@@ -1,16 +1,18 @@
 """Committed positions: OffsetCommit, OffsetFetch and OffsetDelete. An offset is the `position` of HTTP and gRPC."""
 
-from collections.abc import Iterable, Mapping
-from functools import partial
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
+from topics_kafka.handlers.answers import answered
 from topics_kafka.handlers.errors import group_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_service.api.catalog import TopicView, uuid_of
+from topics_service.api.membership import Claim, CommitOutcome, PositionsReply, settled
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.membership.members import GroupError
+from topics_service.engine.membership.members import GroupError, Partition
 from topics_service.engine.offsets.positions import CommitItem, Position, Target
 
 _NONE: Final = -1
@@ -27,9 +29,6 @@ def handlers(server: ServerContext) -> HandlerTable:
     }
 
 
-Committed = Mapping[TopicView, Mapping[int, Position]]
-
-
 class _Asked(NamedTuple):
     """A topic of a request, as it was named. `topic` is None if there is an `error`."""
 
@@ -43,7 +42,6 @@ class OffsetHandlers:
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
-        self._groups = server.api.groups
         self._membership = server.membership
 
     def _topic(self, context: Context, api: ApiKey, asked: Message) -> _Asked:
@@ -67,52 +65,65 @@ class OffsetHandlers:
     def commit(self, context: Context, version: int, request: Message) -> Answer:
         """Set positions; each partition succeeds or fails alone."""
         name = request["group_id"]
-        asked = [self._topic(context, ApiKey.OFFSET_COMMIT, each) for each in request["topics"]]
         if not context.is_allowed(ApiKey.OFFSET_COMMIT, name):
+            asked = [self._topic(context, ApiKey.OFFSET_COMMIT, each) for each in request["topics"]]
             return _committed(request, asked, ErrorCode.GROUP_AUTHORIZATION_FAILED)
-        try:
-            refused = self._check(version, name, request, asked)
-            if refused:
-                return _committed(request, asked, refused)
-            outcomes, ticket = self._groups.commit_each(name, list(_items(request, asked)))
-        except TopicsError as refusal:
-            is_bad_name = refusal.reason is Reason.INVALID_REQUEST
-            return _committed(request, asked, ErrorCode.INVALID_GROUP_ID if is_bad_name else group_error_of(refusal))
-        found = iter(outcomes)
-        topics = []
-        for each, (named, topic, error) in zip(request["topics"], asked, strict=True):
-            partitions = [
-                {
-                    "partition_index": partition["partition_index"],
-                    "error_code": error if topic is None else _outcome(next(found)),
-                }
-                for partition in each["partitions"]
-            ]
-            topics.append({**named, "partitions": partitions})
-        response = {"topics": topics}
-        return response if self._server.api.is_durable(ticket) else self._durable(request, asked, response, ticket)
+        return self._known(request["topics"], lambda: self._commit(context, version, name, request))
 
-    def _check(self, version: int, name: str, request: Message, asked: list[_Asked]) -> GroupError:
-        member_id, instance_id = request.get("member_id", ""), request.get("group_instance_id")
-        epoch = request.get("generation_id_or_member_epoch", _NONE)
-        check = partial(self._membership.check_commit, knows_epochs=version >= _EPOCHS_SINCE)
-        error = check(name, member_id, epoch, instance_id)
-        if error is GroupError.STALE_MEMBER_EPOCH:
-            parts = [
+    def _commit(self, context: Context, version: int, name: str, request: Message) -> Answer:
+        asked = [self._topic(context, ApiKey.OFFSET_COMMIT, each) for each in request["topics"]]
+        claim = Claim(
+            member_id=request.get("member_id", ""),
+            epoch=request.get("generation_id_or_member_epoch", _NONE),
+            instance_id=request.get("group_instance_id"),
+            knows_epochs=version >= _EPOCHS_SINCE,
+        )
+
+        def partitions() -> list[Partition]:
+            return [
                 (uuid_of(each.topic.identity.topic_id).bytes, partition["partition_index"])
                 for each, topic in zip(asked, request["topics"], strict=True)
                 if each.topic is not None
                 for partition in topic["partitions"]
             ]
-            error = check(name, member_id, epoch, instance_id, parts)
-        return error
 
-    async def _durable(self, request: Message, asked: list[_Asked], response: Message, ticket: int) -> Message:
-        try:
-            await self._server.api.settled(ticket)
-        except TopicsError as error:
-            return _committed(request, asked, group_error_of(error))
-        return response
+        def committed(outcome: CommitOutcome) -> Message:
+            if outcome.error:
+                return _committed(request, asked, outcome.error)
+            found = iter(outcome.outcomes)
+            topics = []
+            for each, (named, topic, error) in zip(request["topics"], asked, strict=True):
+                answers = [
+                    {
+                        "partition_index": partition["partition_index"],
+                        "error_code": error if topic is None else _outcome(next(found)),
+                    }
+                    for partition in each["partitions"]
+                ]
+                topics.append({**named, "partitions": answers})
+            return {"topics": topics}
+
+        def refused(refusal: TopicsError) -> Message:
+            is_bad_name = refusal.reason is Reason.INVALID_REQUEST
+            return _committed(request, asked, ErrorCode.INVALID_GROUP_ID if is_bad_name else group_error_of(refusal))
+
+        return answered(
+            lambda: self._membership.commit(name, claim, list(_items(request, asked)), partitions), committed, refused
+        )
+
+    def _known(self, topics: Iterable[Message], answer: Callable[[], Answer]) -> Answer:
+        """The answer once the topics of a request that this process does not know were asked for where they are."""
+        catalog = self._server.catalog
+        unknown = [each for each in topics if catalog.find(each.get("name"), each.get("topic_id")) is None]
+        refreshed = (
+            catalog.refresh(
+                (each["name"] for each in unknown if each.get("name")),
+                (each["topic_id"] for each in unknown if each.get("topic_id")),
+            )
+            if unknown
+            else None
+        )
+        return answer() if refreshed is None else _after(refreshed, answer)
 
     # --- fetch
 
@@ -123,55 +134,52 @@ class OffsetHandlers:
             if len(asked) != len(request["groups"]):
                 refused = {"topics": [], "error_code": ErrorCode.INVALID_REQUEST}
                 return {"groups": [{"group_id": name, **refused} for name in asked]}
-            return {"groups": [self._fetched(context, version, group) for group in request["groups"]]}
+            found = [self._fetched(context, version, group) for group in request["groups"]]
+            groups = [each for each in found if isinstance(each, dict)]
+            return {"groups": groups} if len(groups) == len(found) else _groups(found)
         answer = self._fetched(context, version, request)
-        if version < 2 and answer["error_code"]:
-            partitions = [
-                {**topic, "partitions": [_position(p, answer["error_code"]) for p in topic["partition_indexes"]]}
-                for topic in request["topics"]
-            ]
-            return {"topics": [{"name": each["name"], "partitions": each["partitions"]} for each in partitions]}
+        if version < 2:
+            return _old(request, answer) if isinstance(answer, dict) else _old_later(request, answer)
         return answer
 
-    def _fetched(self, context: Context, version: int, request: Message) -> Message:
-        name = request["group_id"]
+    def _fetched(self, context: Context, version: int, request: Message) -> Message | Awaitable[Message]:
+        name, topics = request["group_id"], request["topics"]
         nothing: Message = {"group_id": name, "topics": []}
         if not context.is_allowed(ApiKey.OFFSET_FETCH, name):
             return {**nothing, "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
-        try:
-            error = self._membership.check_fetch(name, request.get("member_id"), request.get("member_epoch", _NONE))
-        except TopicsError as refusal:
-            return {**nothing, "error_code": group_error_of(refusal)}
-        if error:
-            return {**nothing, "error_code": error}
-        committed, topics = self._groups.committed(name), request["topics"]
-        found = self._all(context, version, committed) if topics is None else self._some(context, committed, topics)
-        return {**nothing, "error_code": ErrorCode.NONE, "topics": found}
+        asked = [] if topics is None else [self._topic(context, ApiKey.OFFSET_FETCH, each) for each in topics]
+        names = None if topics is None else [each.topic.name for each in asked if each.topic is not None]
 
-    def _all(self, context: Context, version: int, committed: Committed) -> list[Message]:
+        member_id, epoch = request.get("member_id"), request.get("member_epoch", _NONE)
+
+        def fetched(reply: PositionsReply) -> Message:
+            if reply.error:
+                return {**nothing, "error_code": reply.error}
+            if topics is None:
+                found = self._all(context, version, reply)
+            else:
+                found = _some(reply, asked, topics)
+            return {**nothing, "error_code": ErrorCode.NONE, "topics": found}
+
+        return answered(
+            lambda: self._membership.positions(name, member_id, epoch, names),
+            fetched,
+            lambda refusal: {**nothing, "error_code": group_error_of(refusal)},
+        )
+
+    def _all(self, context: Context, version: int, reply: PositionsReply) -> list[Message]:
         found: list[Message] = []
-        for topic, positions in committed.items():
-            name = topic.name
-            if not context.is_allowed(ApiKey.OFFSET_FETCH, name) or self._server.catalog.find(name) is not topic:
+        for name, topic_id, positions in ((each.topic, each.topic_id, each.positions) for each in reply.topics):
+            topic = self._server.catalog.find(name)
+            if (
+                topic is None
+                or topic.identity.topic_id != topic_id
+                or not context.is_allowed(ApiKey.OFFSET_FETCH, name)
+            ):
                 continue
-            by_id = version >= 10
-            named = {"topic_id": uuid_of(topic.identity.topic_id)} if by_id else {"name": name}
+            named = {"topic_id": uuid_of(topic_id)} if version >= 10 else {"name": name}
             partitions = [_position(p, ErrorCode.NONE, positions[p]) for p in sorted(positions)]
             found.append({**named, "partitions": partitions})
-        return found
-
-    def _some(self, context: Context, committed: Committed, topics: list[Message]) -> list[Message]:
-        found: list[Message] = []
-        answered: set[tuple[Any, int]] = set()
-        for asked in topics:
-            named, topic, error = self._topic(context, ApiKey.OFFSET_FETCH, asked)
-            (key,) = named.values()
-            numbers = [p for p in dict.fromkeys(asked["partition_indexes"]) if (key, p) not in answered]
-            answered.update((key, p) for p in numbers)
-            if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                error = ErrorCode.NONE  # as in Kafka, which looks up positions without checking the topics
-            positions = {} if topic is None else committed.get(topic, {})
-            found.append({**named, "partitions": [_position(p, error, positions.get(p)) for p in numbers]})
         return found
 
     # --- delete
@@ -183,30 +191,75 @@ class OffsetHandlers:
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "topics": []}
         if not name:
             return {"error_code": ErrorCode.INVALID_GROUP_ID, "topics": []}
+        asked = []
+        targets: list[Target] = []
+        for each in request["topics"]:
+            numbers = [partition["partition_index"] for partition in each["partitions"]]
+            _, topic, unknown = self._topic(context, ApiKey.OFFSET_DELETE, each)
+            count = 0 if topic is None else topic.identity.partition_count
+            asked.append((each["name"], numbers, unknown, count))
+            known = tuple(p for p in numbers if 0 <= p < count)
+            if not unknown and known:
+                targets.append(Target(each["name"], known))
         try:
-            errors = self._membership.check_delete(name, [each["name"] for each in request["topics"]])
-            if GroupError.NON_EMPTY_GROUP in errors:
-                return {"error_code": GroupError.NON_EMPTY_GROUP, "topics": []}
-            targets: list[Target] = []
-            topics: list[dict[str, Any]] = []
-            for each, subscribed in zip(request["topics"], errors, strict=True):
-                numbers = [partition["partition_index"] for partition in each["partitions"]]
-                _, topic, unknown = self._topic(context, ApiKey.OFFSET_DELETE, each)
-                count = 0 if topic is None else topic.identity.partition_count
-                error: int = unknown or subscribed
-                missing = unknown or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                partitions = [
-                    {"partition_index": p, "error_code": error if 0 <= p < count else missing} for p in numbers
-                ]
-                topics.append({"name": each["name"], "partitions": partitions})
-                known = tuple(p for p in numbers if 0 <= p < count)
-                if not error and known:
-                    targets.append(Target(each["name"], known))
-            if targets:
-                await self._membership.delete_positions(name, targets)
+            errors = await self._membership.delete_positions(
+                name, [each["name"] for each in request["topics"]], targets
+            )
         except TopicsError as refusal:
             return {"error_code": group_error_of(refusal), "topics": []}
+        if GroupError.NON_EMPTY_GROUP in errors:
+            return {"error_code": GroupError.NON_EMPTY_GROUP, "topics": []}
+        topics = []
+        for (topic_name, numbers, unknown, count), subscribed in zip(asked, errors, strict=True):
+            error: int = unknown or subscribed
+            missing = unknown or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            partitions = [{"partition_index": p, "error_code": error if 0 <= p < count else missing} for p in numbers]
+            topics.append({"name": topic_name, "partitions": partitions})
         return {"error_code": ErrorCode.NONE, "topics": topics}
+
+
+async def _after(refreshed: Awaitable[None], answer: Callable[[], Answer]) -> Message | None:
+    await refreshed
+    found = answer()
+    return found if found is None or isinstance(found, dict) else await found
+
+
+async def _groups(found: Sequence[Message | Awaitable[Message]]) -> Message:
+    return {"groups": await asyncio.gather(*(settled(each) for each in found))}
+
+
+def _old(request: Message, answer: Message) -> Message:
+    """The response of the versions without an error of the group: all partitions have it."""
+    if not answer["error_code"]:
+        return answer
+    return {
+        "topics": [
+            {
+                "name": topic["name"],
+                "partitions": [_position(p, answer["error_code"]) for p in topic["partition_indexes"]],
+            }
+            for topic in request["topics"]
+        ]
+    }
+
+
+async def _old_later(request: Message, answer: Awaitable[Message]) -> Message:
+    return _old(request, await answer)
+
+
+def _some(reply: PositionsReply, asked: Sequence[_Asked], topics: Sequence[Message]) -> list[Message]:
+    committed = {each.topic_id: each.positions for each in reply.topics}
+    found: list[Message] = []
+    answered_before: set[tuple[Any, int]] = set()
+    for (named, topic, error), request in zip(asked, topics, strict=True):
+        (key,) = named.values()
+        numbers = [p for p in dict.fromkeys(request["partition_indexes"]) if (key, p) not in answered_before]
+        answered_before.update((key, p) for p in numbers)
+        if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            error = ErrorCode.NONE  # as in Kafka, which looks up positions without checking the topics
+        positions: Mapping[int, Position] = {} if topic is None else committed.get(topic.identity.topic_id, {})
+        found.append({**named, "partitions": [_position(p, error, positions.get(p)) for p in numbers]})
+    return found
 
 
 def _items(request: Message, asked: list[_Asked]) -> Iterable[CommitItem]:

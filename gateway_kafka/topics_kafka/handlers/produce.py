@@ -2,17 +2,20 @@
 
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from topics_kafka.configs import DEFAULT_AFTER_MS, MAX_MESSAGE_BYTES, TIMESTAMP_AFTER_MAX, TIMESTAMP_BEFORE_MAX
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
+from topics_kafka.handlers.elsewhere import Elsewhere
 from topics_kafka.handlers.errors import RefusedError, error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_net.loop_budget import BUDGET_SECONDS
 from topics_service.api.catalog import TopicView
+from topics_service.api.kafka_logs import BatchOutcome, NamedBatch
 from topics_service.api.topics import TopicsApi
-from topics_service.engine.batches import LOG_APPEND_TIME, TIMESTAMP_TYPE, BatchRequest
+from topics_service.engine.batches import LOG_APPEND_TIME, TIMESTAMP_TYPE, BatchReply, BatchRequest
 from topics_service.engine.clock import Clock, SystemClock
 from topics_service.engine.errors import TopicsError, partition_not_found
 from topics_service.engine.producers import SequenceError
@@ -35,13 +38,14 @@ _SEQUENCE_CODES: Final[Mapping[str, ErrorCode]] = {
 }
 
 Buffer = bytes | bytearray | memoryview
-_Waiting = tuple[dict[str, Any], int]  # the answer of a partition, and its ticket
+_Waiting = tuple[dict[str, Any], int, TopicsApi]  # the answer of a partition, its ticket and the engine of that
+_Elsewhere = Elsewhere[NamedBatch, BatchOutcome]
 
 
 def handlers(server: ServerContext) -> HandlerTable:
     """Produce. A call appends before it returns or, if that takes long, sets `Context.appending` until it has.
 
-    The answer then waits for durability.
+    The answer then waits for durability. Batches of partitions in other processes are on their way by then.
     """
     return {ApiKey.PRODUCE: Produce(server)}
 
@@ -51,20 +55,21 @@ class Produce:
 
     def __init__(self, server: ServerContext, clock: Clock | None = None) -> None:
         self._server = server
-        self._api = server.api
+        self._single = server.single
         self._clock = clock or SystemClock()
 
     def __call__(self, context: Context, _version: int, body: Message) -> Answer:
         """Append the valid batches. With acks=0 there is no answer, but an error closes the connection."""
         response: Message = {"responses": [], "throttle_time": 0}
         waiting: list[_Waiting] = []
-        steps = self._steps(context, body, response, waiting)
+        elsewhere = None if self._single is not None else self._elsewhere(settle=body["acks"] != 0)
+        steps = self._steps(context, body, response, waiting, elsewhere)
         ends = time.perf_counter() + BUDGET_SECONDS
         for _ in steps:
             if time.perf_counter() >= ends:
                 context.appending = True
-                return self._finish(context, body, response, waiting, steps)
-        return self._answer(context, body, response, waiting)
+                return self._finish(context, body, response, waiting, elsewhere, steps)
+        return self._answer(context, body, response, waiting, elsewhere)
 
     async def _finish(
         self,
@@ -72,6 +77,7 @@ class Produce:
         body: Message,
         response: Message,
         waiting: list[_Waiting],
+        elsewhere: _Elsewhere | None,
         steps: Generator[None, None, None],
     ) -> Message | None:
         """Finish a request of many large batches, in slices."""
@@ -83,18 +89,47 @@ class Produce:
                 if not budget.has_time():
                     over = False
                     break
+        answer = self._answer(context, body, response, waiting, elsewhere)
         context.appending = False
-        answer = self._answer(context, body, response, waiting)
         return answer if answer is None or isinstance(answer, dict) else await answer
 
-    def _answer(self, context: Context, body: Message, response: Message, waiting: list[_Waiting]) -> Answer:
+    def _answer(
+        self,
+        context: Context,
+        body: Message,
+        response: Message,
+        waiting: list[_Waiting],
+        elsewhere: _Elsewhere | None,
+    ) -> Answer:
+        if elsewhere:
+            elsewhere.start()  # at once, before the batches of the next request
+            return self._answer_later(context, body, response, waiting, elsewhere)
         if body["acks"] == 0:
             self._count_unanswered(context, response)
             return None
-        return _durable(self._api, response, waiting) if waiting else response
+        return _durable(response, waiting) if waiting else response
+
+    async def _answer_later(
+        self, context: Context, body: Message, response: Message, waiting: list[_Waiting], elsewhere: _Elsewhere
+    ) -> Message | None:
+        if body["acks"] != 0 and waiting:
+            await _durable(response, waiting)
+        await elsewhere.shown()
+        if body["acks"] == 0:
+            self._count_unanswered(context, response)
+            return None
+        return response
+
+    def _elsewhere(self, *, settle: bool) -> _Elsewhere:
+        return Elsewhere(partial(self._server.shards.append, settle=settle), lambda error: BatchOutcome(error=error))
 
     def _steps(
-        self, context: Context, body: Message, response: Message, waiting: list[_Waiting]
+        self,
+        context: Context,
+        body: Message,
+        response: Message,
+        waiting: list[_Waiting],
+        elsewhere: _Elsewhere | None,
     ) -> Generator[None, None, None]:
         """Append the batches and fill in the response. Yields before each batch but the first."""
         refused = _refused(body)
@@ -108,28 +143,31 @@ class Produce:
                     yield
                 first = False
                 number = partition["index"]
-                ticket = 0
+                answer: dict[str, Any] = {"index": number}
+                answers.append(answer)
                 try:
                     topic = self._server.catalog.find(name, topic_id)  # it may have been deleted during the last pause
                     wrong = refused or _wrong(context, name, topic)
                     if wrong is not None:
                         raise wrong
                     assert topic is not None, "that would be wrong"
-                    answer, ticket = self._append(topic, number, partition["records"])
-                except RefusedError as error:
-                    answer = _failed(number, error.code, str(error), error.records)
-                except InvalidBatchError as error:
-                    answer = _failed(number, _BATCH_CODES[error.code], str(error))
-                except SequenceError as error:
-                    answer = _failed(number, _SEQUENCE_CODES[error.kind], str(error))
-                except TopicsError as error:
-                    answer = _failed(number, error_of(error), error.message)
-                    response["throttle_time"] = max(response["throttle_time"], error.retry_after_ms or 0)
-                answers.append(answer)
-                if ticket and not self._api.is_durable(ticket):
-                    waiting.append((answer, ticket))
+                    api = self._single or self._server.shards.here(topic.name, number)
+                    request = self._checked(api, topic, number, partition["records"])
+                    if api is None:
+                        assert elsewhere is not None, "there are several shards"
+                        batch = NamedBatch(request=request, topic_id="" if name else topic.identity.topic_id)
+                        shard = self._server.shards.shard(topic.name, number)
+                        elsewhere.add(shard, batch, partial(_show, response, answer))
+                        continue
+                    reply, ticket = api.append_batch(request)
+                    answer |= _appended(reply)
+                    if ticket and not api.is_durable(ticket):
+                        waiting.append((answer, ticket, api))
+                except (RefusedError, InvalidBatchError, SequenceError, TopicsError) as error:
+                    _fail(response, answer, error)
 
-    def _append(self, topic: TopicView, number: int, records: Buffer | None) -> tuple[dict[str, Any], int]:
+    def _checked(self, api: TopicsApi | None, topic: TopicView, number: int, records: Buffer | None) -> BatchRequest:
+        """The request to append a batch that may be appended, as far as that is not up to the log."""
         count = topic.identity.partition_count
         if not 0 <= number < count:  # takes precedence over errors of the batch
             raise partition_not_found(topic.name, number, count)
@@ -140,7 +178,8 @@ class Produce:
         max_bytes = self._server.settings.max_batch_bytes if limit is None else int(limit)
         if len(records) > max_bytes:
             raise RefusedError(ErrorCode.MESSAGE_TOO_LARGE, f"{len(records)} bytes exceed the limit of {max_bytes}")
-        self._api.check_write()  # before the expensive part
+        if api is not None:
+            api.check_write()  # before the expensive part
         batch = bytes(records)
         header = recordbatch.check(
             batch, max_bytes=max_bytes, max_inflated=max(recordbatch.MAX_INFLATED, 4 * max_bytes)
@@ -149,16 +188,7 @@ class Produce:
             raise RefusedError(ErrorCode.INVALID_TIMESTAMP, "only the broker may set log append time")
         if configs.get(TIMESTAMP_TYPE) != LOG_APPEND_TIME:
             self._check_times(configs, header, batch)
-        request = BatchRequest(topic=topic.name, partition=number, header=header, body=batch)
-        reply, ticket = self._api.append_batch(request)
-        answer = {
-            "index": number,
-            "error_code": 0,
-            "base_offset": reply.first_seq - 1,
-            "log_append_time": -1 if reply.ts is None else reply.ts,
-            "log_start_offset": reply.earliest_seq - 1,
-        }
-        return answer, ticket
+        return BatchRequest(topic=topic.name, partition=number, header=header, body=batch)
 
     def _check_times(self, configs: Mapping[str, str], header: Header, batch: bytes) -> None:
         """Refuse records whose time differs more from now than the topic allows, as Kafka does for CreateTime."""
@@ -205,9 +235,40 @@ def _wrong(context: Context, name: str | None, topic: TopicView | None) -> Refus
     return None
 
 
-def _failed(number: int, code: ErrorCode, message: str, records: Sequence[tuple[int, str]] = ()) -> dict[str, Any]:
+def _appended(reply: BatchReply) -> dict[str, Any]:
     return {
-        "index": number,
+        "error_code": 0,
+        "base_offset": reply.first_seq - 1,
+        "log_append_time": -1 if reply.ts is None else reply.ts,
+        "log_start_offset": reply.earliest_seq - 1,
+    }
+
+
+def _show(response: Message, answer: dict[str, Any], outcome: BatchOutcome) -> None:
+    """Fill in the outcome of a batch in another process."""
+    try:
+        answer |= _appended(outcome.result())
+    except (SequenceError, TopicsError) as error:
+        _fail(response, answer, error)
+
+
+def _fail(
+    response: Message, answer: dict[str, Any], error: RefusedError | InvalidBatchError | SequenceError | TopicsError
+) -> None:
+    """Fill in the error of a batch."""
+    if isinstance(error, TopicsError):
+        answer |= _failed(error_of(error), error.message)
+        response["throttle_time"] = max(response["throttle_time"], error.retry_after_ms or 0)
+    elif isinstance(error, RefusedError):
+        answer |= _failed(error.code, str(error), error.records)
+    elif isinstance(error, InvalidBatchError):
+        answer |= _failed(_BATCH_CODES[error.code], str(error))
+    else:
+        answer |= _failed(_SEQUENCE_CODES[error.kind], str(error))
+
+
+def _failed(code: ErrorCode, message: str, records: Sequence[tuple[int, str]] = ()) -> dict[str, Any]:
+    return {
         "error_code": code,
         "base_offset": -1,
         "error_message": message,
@@ -215,15 +276,14 @@ def _failed(number: int, code: ErrorCode, message: str, records: Sequence[tuple[
     }
 
 
-async def _durable(api: TopicsApi, response: Message, waiting: Sequence[_Waiting]) -> Message:
+async def _durable(response: Message, waiting: Sequence[_Waiting]) -> Message:
     """Return the response once everything in it is durable. A partition that can't be made durable has an error."""
-    try:
-        await api.settled(max(ticket for _, ticket in waiting))
-    except TopicsError as error:
-        for answer in _lost(api, waiting):
-            answer.update(_failed(answer["index"], error_of(error), error.message), log_append_time=-1)
+    for api in {id(each): each for _, _, each in waiting}.values():
+        own = [(answer, ticket) for answer, ticket, each in waiting if each is api]
+        try:
+            await api.settled(max(ticket for _, ticket in own))
+        except TopicsError as error:
+            for answer, ticket in own:
+                if not api.is_durable(ticket):
+                    answer.update(_failed(error_of(error), error.message), log_append_time=-1)
     return response
-
-
-def _lost(api: TopicsApi, waiting: Sequence[_Waiting]) -> Iterator[dict[str, Any]]:
-    return (answer for answer, ticket in waiting if not api.is_durable(ticket))

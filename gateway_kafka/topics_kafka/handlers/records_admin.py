@@ -1,19 +1,23 @@
 """DeleteRecords and DescribeLogDirs."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
-from topics_kafka.handlers import Context, HandlerTable, ServerContext
+from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
+from topics_kafka.handlers.elsewhere import Elsewhere, completed
 from topics_kafka.handlers.errors import error_of
 from topics_kafka.handlers.waves import in_waves
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_service.api.catalog import TopicView
+from topics_service.api.kafka_logs import size_of
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import DeleteRequest
 
 _HIGH_WATERMARK: Final = -1
 _UNKNOWN: Final = -1
 _LOG_DIR: Final = "data"
+_Queries = Elsewhere[tuple[str, int], int]
 
 
 def handlers(server: ServerContext) -> HandlerTable:
@@ -58,15 +62,28 @@ class RecordsAdminHandlers:
             return _UNKNOWN, error_of(error)
         return reply.earliest_seq - 1, ErrorCode.NONE
 
-    def describe_log_dirs(self, context: Context, version: int, request: Message) -> Message:
+    def describe_log_dirs(self, context: Context, version: int, request: Message) -> Answer:
         """Return the bytes of records in each partition. All are in one directory."""
         if not context.is_allowed(ApiKey.DESCRIBE_LOG_DIRS):
             return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "results": []}
+        server = self._server
+        queries = None if server.single is not None else _Queries(server.shards.sizes, lambda _error: 0)
         topics = [
-            {"name": topic.name, "partitions": [_sized(topic, partition) for partition in partitions]}
+            {"name": topic.name, "partitions": [self._sized(topic, partition, queries) for partition in partitions]}
             for topic, partitions in self._asked(context, request["topics"])
         ]
-        return {"results": [{"error_code": ErrorCode.NONE, "log_dir": _LOG_DIR, "topics": topics}]}
+        response = {"results": [{"error_code": ErrorCode.NONE, "log_dir": _LOG_DIR, "topics": topics}]}
+        return completed(response, queries) if queries else response
+
+    def _sized(self, topic: TopicView, partition: int, queries: _Queries | None) -> dict[str, Any]:
+        sized = {"partition_index": partition, "partition_size": 0, "offset_lag": 0}
+        api = self._server.here(topic.name, partition)
+        if api is not None:
+            sized["partition_size"] = size_of(api, topic.name, partition)
+        elif queries is not None:
+            shard = self._server.shards.shard(topic.name, partition)
+            queries.add(shard, (topic.name, partition), partial(sized.__setitem__, "partition_size"))
+        return sized
 
     def _asked(self, context: Context, asked: list[Message] | None) -> Iterable[tuple[TopicView, Iterable[int]]]:
         """The existing topics and partitions among those that are requested and that the caller may access."""
@@ -81,7 +98,3 @@ class RecordsAdminHandlers:
             if found is not None:
                 count = found.identity.partition_count
                 yield found, [index for index in dict.fromkeys(entry["partitions"]) if 0 <= index < count]
-
-
-def _sized(topic: TopicView, partition: int) -> dict[str, Any]:
-    return {"partition_index": partition, "partition_size": topic.partition_bytes(partition), "offset_lag": 0}

@@ -53,9 +53,12 @@ class TopicHandlers:
             count, given = self._checked(context, entry)
             config, kafka_configs = configs.to_topic(given)
             if not only_check:
-                await self._server.api.put_topic(
+                created = await self._server.api.create_topic(
                     name, config, principal=context.principal, partition_count=count, kafka_configs=kafka_configs
                 )
+                if not created:
+                    raise _existing(name)
+                await self._server.refresh(name)
         except RefusedError as error:
             return {"name": name, **error.result}
         except InvalidConfigError as error:
@@ -89,7 +92,7 @@ class TopicHandlers:
             )
         server = self._server
         if server.catalog.exists(name):
-            raise RefusedError(ErrorCode.TOPIC_ALREADY_EXISTS, f'topic "{name}" exists')
+            raise _existing(name)
         count = self._count(entry)
         max_partitions = server.api.limits.max_partitions
         if not 1 <= count <= max_partitions:
@@ -140,9 +143,11 @@ class TopicHandlers:
                 raise RefusedError(ErrorCode.INVALID_REQUEST, "the topic is in the request more than once")
             if (name is None) == (topic_id is None):
                 raise RefusedError(ErrorCode.INVALID_REQUEST, "a topic is named either by its name or by its id")
+            await self._server.refresh(*(() if name is None else (name,)), topic_id=topic_id)
             topic = self._found(context, name, topic_id)
             shown = {"name": topic.name, "topic_id": uuid_of(topic.identity.topic_id)}
             reply = await self._server.api.delete_topic(topic.name)
+            await self._server.refresh(topic.name)
             if not reply.deleted:  # another request deleted it first
                 raise _unknown(topic_id)
         except RefusedError as error:
@@ -179,12 +184,14 @@ class TopicHandlers:
         try:
             if twice:
                 raise RefusedError(ErrorCode.INVALID_REQUEST, "the topic is in the request more than once")
+            await self._server.refresh(name)
             topic = self._growable(context, entry)
             if not only_check:
                 config, _ = configs.to_topic(configs.overrides(topic), topic.config)
                 await self._server.api.put_topic(
                     name, config, principal=context.principal, partition_count=entry["count"]
                 )
+                await self._server.refresh(name)
         except RefusedError as error:
             return {"name": name, **error.result}
         except TopicsError as error:
@@ -217,6 +224,10 @@ class TopicHandlers:
             self._check_assignments(assignments)
         server.catalog.check_capacity(count - now)
         return topic
+
+
+def _existing(name: str) -> RefusedError:
+    return RefusedError(ErrorCode.TOPIC_ALREADY_EXISTS, f'topic "{name}" exists')
 
 
 def _unknown(topic_id: Any) -> RefusedError:

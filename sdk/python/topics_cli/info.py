@@ -57,6 +57,8 @@ def _show(arguments: argparse.Namespace, found: "TopicInfo") -> None:
         "records": sum(part.count for part in parts),
         "size": output.size(sum(part.bytes for part in parts)),
     }
+    if found.placement:
+        facts["placement"] = found.placement
     if found.partitions:
         facts["partitions"] = found.partition_count
     else:

@@ -37,6 +37,7 @@ def put(found: "TopicPut") -> dict[str, Any]:
         "topic_id": found.topic_id,
         "epoch": found.epoch,
         "partition_count": found.partition_count,
+        "placement": found.placement,
     }
 
 
@@ -97,6 +98,7 @@ def state(found: "TopicInfo") -> dict[str, Any]:
         "rrl": found.rrl,
         "epoch": found.epoch,
         "partition_count": found.partition_count,
+        "placement": found.placement,
     }
 
 

@@ -223,6 +223,7 @@ def topic_info_of(state: topic_pb2.TopicState) -> TopicInfo:
         epoch=state.epoch,
         partition_count=state.partition_count,
         partition=state.partition,
+        placement=state.placement,
         partitions=tuple(
             PartitionInfo(
                 partition=each.partition,

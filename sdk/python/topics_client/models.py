@@ -336,6 +336,7 @@ class TopicPut:
     topic_id: str
     epoch: int
     partition_count: int
+    placement: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +391,7 @@ class TopicInfo:
     partition_count: int
     partition: int
     partitions: tuple[PartitionInfo, ...] = field(default=())
+    placement: str = ""
 
 
 @dataclass(frozen=True, slots=True)

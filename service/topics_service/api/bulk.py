@@ -54,6 +54,5 @@ async def read_bulk(
         cursor.from_seq = reply.next_from_seq
         reply, _ = await api.bulk(cursor)
         while reply.next_from_seq == cursor.from_seq == reply.head_seq:
-            # Parked at once: nothing can come between the read and the wait.
-            await api.news(request.topic, request.partition)
+            await api.news(request.topic, request.partition, after=reply.head_seq)
             reply, _ = await api.bulk(cursor)

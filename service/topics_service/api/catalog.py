@@ -1,6 +1,6 @@
 """A read-only view of the topics, for gateways whose protocol describes them itself."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Final, Protocol
 from uuid import UUID
@@ -54,12 +54,48 @@ class TopicView(Protocol):
         ...
 
 
-class CatalogView:
+class Catalog(Protocol):
     """The topics that are visible to readers. Reads memory only; raises nothing except in `check_capacity`."""
+
+    on_changed: list[Callable[[], None]]
+    """Called when a topic becomes visible, is removed or gets more partitions."""
+
+    def find(self, name: str | None, topic_id: UUID | None = None) -> TopicView | None:
+        """The topic by name or, if that is empty, by id."""
+        ...
+
+    def within(self, prefixes: tuple[str, ...] | None) -> Iterator[TopicView]:
+        """Topics in name order, if their names start with one of `prefixes`; None: all."""
+        ...
+
+    def exists(self, name: str) -> bool:
+        """Return whether the topic exists, even if its creation is not durable yet."""
+        ...
+
+    def check_capacity(self, partitions: int) -> None:
+        """Raise `throttled` unless the limit allows this many more partitions."""
+        ...
+
+    def is_routed(self, name: str) -> bool:
+        """Return whether the topic is the source or the destination of a router."""
+        ...
+
+    def is_behind(self, name: str) -> bool:
+        """Return whether `RoutersApi.forwarded` would wait."""
+        ...
+
+    def refresh(self, names: Iterable[str], ids: Iterable[UUID] = ()) -> Awaitable[None] | None:
+        """Have the topics as they are now, wherever they are; returns None if they are up to date anyway."""
+        ...
+
+
+class CatalogView:
+    """The catalog of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._catalog = engine.catalog
+        self.on_changed = engine.catalog.on_changed
 
     def find(self, name: str | None, topic_id: UUID | None = None) -> TopicView | None:
         """The topic by name or, if that is empty, by id."""
@@ -80,10 +116,6 @@ class CatalogView:
         """Return whether the topic exists, even if its creation is not durable yet."""
         return self._engine.has_topic(name)
 
-    def creation_ticket(self, name: str) -> int:
-        """The ticket after which an existing topic is visible; 0 if it already is, or does not exist."""
-        return self._engine.creation_ticket(name)
-
     def check_capacity(self, partitions: int) -> None:
         """Raise `throttled` unless the limit allows this many more partitions."""
         self._catalog.check_capacity(partitions)
@@ -95,3 +127,6 @@ class CatalogView:
     def is_behind(self, name: str) -> bool:
         """Return whether `RoutersApi.forwarded` would wait."""
         return bool(self._engine.routers.behind(name))
+
+    def refresh(self, names: Iterable[str], ids: Iterable[UUID] = ()) -> None:
+        """Nothing to do."""

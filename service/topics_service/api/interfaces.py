@@ -1,19 +1,19 @@
 """The calls that protocols make, whether one engine answers them or several."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.groups import CommitReply, ConsumeReply, ConsumeRequest
-from topics_service.api.metrics.collector import Metrics
+from topics_service.api.metrics.collector import Counters
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.sql import requests as sql
 from topics_service.api.topics import Settable, Submitted
 from topics_service.api.watch_sessions import Session
-from topics_service.api.watch_stream import WatchStream
-from topics_service.api.work import WorkStream
+from topics_service.api.watch_stream import SessionStream, WatchStream
+from topics_service.api.work import WorkFrame
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import (
     AppendReply,
@@ -141,11 +141,14 @@ class Queues(Protocol):
         """Extend leases (docs/contract.md, 10.6)."""
         ...
 
-    def work(self, request: ClaimRequest, *, principal: Principal) -> AbstractContextManager[WorkStream]:
-        """Open a stream that leases and pushes jobs, at most `max` at a time (docs/contract.md, 10.9)."""
+    def push(self, request: ClaimRequest, *, principal: Principal) -> AsyncGenerator[WorkFrame, None]:
+        """Lease and push jobs, at most `max` at a time (docs/contract.md, 10.9), until it is closed.
+
+        The first frame says that the stream is open; errors of the opening are raised in its place.
+        """
         ...
 
-    def stop_work(self, name: str, node: str) -> int:
+    async def stop_work(self, name: str, node: str) -> int:
         """Stop the push streams of a worker from taking jobs; returns the number of jobs they hold."""
         ...
 
@@ -165,19 +168,15 @@ class Watches(Protocol):
         """Create a session that belongs to the caller's key (docs/contract.md, 8.2)."""
         ...
 
-    def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
+    async def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
         """Look up the resume cursors of a token of the caller's key; None if it has expired."""
         ...
 
-    def open(
-        self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None
-    ) -> AbstractContextManager[WatchStream]:
+    async def open(self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None) -> SessionStream:
         """Open a stream of a session, which resumes where the last one ended (docs/contract.md, 8.3)."""
         ...
 
-    def stream(
-        self, request: WatchRequest, *, principal: Principal, slot: bool = True
-    ) -> AbstractContextManager[WatchStream]:
+    async def stream(self, request: WatchRequest, *, principal: Principal, slot: bool = True) -> WatchStream:
         """Open a stream without a session. With `slot` it takes a connection slot."""
         ...
 
@@ -229,7 +228,7 @@ class Topics(Protocol):
         ...
 
     @property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> Counters:
         """The figures, which protocols add theirs to."""
         ...
 
@@ -271,6 +270,7 @@ class Topics(Protocol):
         principal: Principal,
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
     ) -> PutTopicReply:
         """Create a topic or replace its config; durable before it is acknowledged (docs/contract.md, 3.3)."""
         ...
@@ -315,8 +315,11 @@ class Topics(Protocol):
         """One page of a long read and the topic's epoch; see `api.bulk`."""
         ...
 
-    async def news(self, topic: str, partition: int = 0) -> None:
-        """Return when records of the partition become visible, when it is deleted, or when the server drains."""
+    async def news(self, topic: str, partition: int = 0, after: int | None = None) -> None:
+        """Return when records of the partition become visible, when it is deleted, or when the server drains.
+
+        Returns at once if there are visible records `after` a seq.
+        """
         ...
 
     async def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from topics_service.api.access.authorizer import check_names
 from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
 from topics_service.api.scheduling.batcher import WriteBatcher
 from topics_service.api.scheduling.claim_waiters import CallLater, Claimer, ClaimWaiters, LeastRecentlyServed
-from topics_service.api.work import HEARTBEAT_SECONDS, WorkStream
+from topics_service.api.work import HEARTBEAT_SECONDS, WorkFrame, WorkStream
 from topics_service.engine.clock import Clock, SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError, invalid
@@ -93,6 +93,20 @@ class QueuesApi:
         reply.settled = settled
         return reply
 
+    async def hand_over(self, request: ClaimRequest) -> AsyncGenerator[ClaimReply, None]:
+        """`claim` for a worker at another process: one reply, and its end, which says that the worker was found there.
+
+        Closed before that, it releases the leases: nobody has got them.
+        """
+        reply = await self.claim(request)
+        is_taken = False
+        try:
+            yield reply
+            is_taken = True
+        finally:
+            if not is_taken:
+                self._release_leases(self._admit(), reply.topic, _leases(reply.jobs))
+
     async def _claim(self, engine: Engine, topic: Topic, request: ClaimRequest) -> ClaimReply:
         waiters = self._claim_waiters.get(topic.name)
         if waiters is None and not topic.config.claim_jitter_ms:
@@ -157,16 +171,16 @@ class QueuesApi:
         return reply
 
     @contextmanager
-    def work(self, request: ClaimRequest, *, principal: Principal) -> Iterator[WorkStream]:
+    def work(self, request: ClaimRequest, *, principal: Principal, slot: bool = True) -> Iterator[WorkStream]:
         """Open a stream that leases and pushes jobs, at most `max` at a time (docs/contract.md, 10.9).
 
-        Leaving the context releases the jobs still held. Entering also raises `throttled` when there are too many
-        streams.
+        Leaving the context releases the jobs still held. With `slot` it takes a connection slot: entering also raises
+        `throttled` when there are too many streams.
         """
         engine = self._admit()
         engine.queues.check_node(request.node)
         topic = engine.queues.topic(request.topic)
-        with self._connection(principal):
+        with self._connection(principal) if slot else nullcontext():
             waiters = self._waiters_for(engine, topic)
             stream = WorkStream(
                 engine,
@@ -183,7 +197,15 @@ class QueuesApi:
             finally:
                 waiters.unregister(stream)
 
-    def stop_work(self, name: str, node: str) -> int:
+    async def push(
+        self, request: ClaimRequest, *, principal: Principal, slot: bool = True
+    ) -> AsyncGenerator[WorkFrame, None]:
+        """The frames of `work`: closing it releases the jobs still held. The first one says that the stream is open."""
+        with self.work(request, principal=principal, slot=slot) as stream:
+            async for frame in stream:
+                yield frame
+
+    async def stop_work(self, name: str, node: str) -> int:
         """Stop the push streams of a worker from taking jobs; returns the number of jobs they hold."""
         engine = self._admit()
         engine.queues.check_node(node)

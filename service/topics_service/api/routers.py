@@ -1,15 +1,19 @@
 """The calls of routers for gRPC and HTTP (docs/contract.md, 7), and the wait of readers for pending copies."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_names, check_owned
 from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
+from topics_service.engine import config
 from topics_service.engine.engine import Engine
-from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.errors import Reason, TopicsError, invalid, topic_recreated
+from topics_service.engine.model import ConfigInput
+from topics_service.engine.router.foreign import ForeignSource
+from topics_service.engine.router.places import RouterPlace
 from topics_service.engine.router.router import (
     DeleteRouterReply,
     ListRoutersReply,
@@ -20,9 +24,18 @@ from topics_service.engine.router.router import (
     RouterState,
 )
 from topics_service.engine.router.routers import CatchUp
+from topics_service.engine.router.stretch import PullRequest, SourceEnd, SourceIdentity, Stretch
 
 # Rounds of forwarding between requests before a router gets other ends: what comes in the last is forwarded at once.
 _ROUNDS: Final = 3
+
+
+class Pulls(Protocol):
+    """What pulls records from sources in other shards."""
+
+    async def head(self, topic: str, topic_id: str) -> int | None:
+        """The head of a source at some moment after the call; None if its shard does not answer."""
+        ...
 
 
 class RoutersApi:
@@ -36,10 +49,15 @@ class RoutersApi:
         self,
         admit: Callable[[], Engine],
         settle: Callable[[int], Awaitable[None]],
+        news: Callable[[str], Awaitable[None]],
         observers: Observers = NO_OBSERVERS,
     ) -> None:
-        """`admit` gives the engine or refuses every call; `settle` waits until a ticket is durable."""
+        """`admit` gives the engine or refuses every call; `settle` waits until a ticket is durable, `news` for records
+        of a topic."""
+        self.pulls: Pulls | None = None
+        """Set where sources can be in other shards."""
         self._observers = observers
+        self._news = news
         self._admit = admit
         self._settle = settle
 
@@ -52,28 +70,42 @@ class RoutersApi:
         """
         facts: Facts = {"router": request.router, "config": request.config}
         with self._observers("router.put", facts, principal):
-            engine = self._admit()
-            check_names(principal, _ends(request.config))
-            self._check_owner(engine, request.router, principal)
-            try:
-                engine.routers.check(request)
-                for _ in range(_ROUNDS):
-                    catch_up = engine.routers.move(request)
-                    if catch_up is None or catch_up.is_over:
-                        break
-                    await _drive(engine, catch_up)
-                self._check_owner(self._admit(), request.router, principal)  # after a wait it may be another one
-                reply, ticket = engine.routers.put(request)
-            except TopicsError as error:
-                raise _discreet(error, principal) from None
-            await self._settle(ticket)
+            reply = await self.make(request, principal=principal)
             facts["created"] = reply.created
+        return reply
+
+    async def make(
+        self, request: PutRouterRequest, *, principal: Principal, end: SourceEnd | None = None
+    ) -> PutRouterReply:
+        """`put` without its observers. `end` is the source if it is in another shard."""
+        engine = self._admit()
+        check_names(principal, _ends(request.config))
+        self._check_owner(engine, request.router, principal)
+        try:
+            engine.routers.check(request, is_foreign=end is not None)
+            for _ in range(_ROUNDS):
+                catch_up = engine.routers.move(request)
+                if catch_up is None:
+                    break
+                catch_up = await self._refreshed(catch_up)
+                if catch_up.is_over:
+                    break
+                await _drive(engine, catch_up)
+                _check_moved(catch_up, request)
+            self._check_owner(self._admit(), request.router, principal)  # after a wait it may be another one
+            reply, ticket = engine.routers.put(request, end)
+        except TopicsError as error:
+            raise discreet(error, principal) from None
+        await self._settle(ticket)
         return reply
 
     async def get(self, name: str, *, principal: Principal) -> RouterState:
         """A router's state, once it has forwarded the records that its source held when the call began."""
         engine = self._admit()
         self._check_owner(engine, name, principal)
+        router = engine.routers.find(name)
+        if router is not None and router.foreign is not None:
+            await self._catch_up(engine, await self._refreshed(CatchUp(router)))
         catch_up = engine.routers.catch_up(name)
         if catch_up is not None:
             await self._catch_up(engine, catch_up)
@@ -87,11 +119,16 @@ class RoutersApi:
         """Remove a router; forwarding stops at once, and the copies stay."""
         facts: Facts = {"router": name}
         with self._observers("router.delete", facts, principal):
-            engine = self._admit()
-            self._check_owner(engine, name, principal)
-            reply, ticket = engine.routers.delete(name)
-            await self._settle(ticket)
+            reply = await self.remove(name, principal=principal)
             facts["deleted"] = reply.deleted
+        return reply
+
+    async def remove(self, name: str, *, principal: Principal) -> DeleteRouterReply:
+        """`delete` without its observers."""
+        engine = self._admit()
+        self._check_owner(engine, name, principal)
+        reply, ticket = engine.routers.delete(name)
+        await self._settle(ticket)
         return reply
 
     async def forwarded(self, topic: str) -> None:
@@ -102,10 +139,115 @@ class RoutersApi:
         destination, or has it all, this costs nothing.
         """
         engine = self._admit()
+        if self.pulls is not None:
+            for router in engine.routers.foreign_feeders(topic):
+                await self._catch_up(engine, await self._refreshed(CatchUp(router)))
         for catch_up in engine.routers.behind(topic):
             await self._catch_up(engine, catch_up)
 
+    # ------------------------------------------------------------ among shards
+
+    async def check(self, request: PutRouterRequest, *, principal: Principal, is_foreign: bool) -> RouterConfig | None:
+        """Raise the error that `make` would, as far as it is known here; `is_foreign` if the source is elsewhere.
+
+        Returns the present config of the router.
+        """
+        engine = self._admit()
+        check_names(principal, _ends(request.config))
+        self._check_owner(engine, request.router, principal)
+        try:
+            engine.routers.check(request, is_foreign=is_foreign)
+        except TopicsError as error:
+            raise discreet(error, principal) from None
+        router = engine.routers.find(request.router)
+        return None if router is None else router.config
+
+    async def check_owner(self, name: str, *, principal: Principal) -> None:
+        """Raise `forbidden` unless the router belongs to the caller."""
+        self._check_owner(self._admit(), name, principal)
+
+    async def source_end(self, name: str, *, create: bool) -> SourceEnd | None:
+        """A topic of this shard as a source in the eyes of others; None if it does not exist, or `create` it."""
+        engine = self._admit()
+        topic = engine.catalog.find(name)
+        if topic is None:
+            if not create:
+                return None
+            topic = engine.catalog.create(name, config.resolve(name, ConfigInput()))
+        if len(topic.logs) > 1:
+            raise invalid(
+                f'"{name}" has {len(topic.logs)} partitions: an end of a router has one',
+                {"topic": name, "partition_count": len(topic.logs)},
+            )
+        await self._settle(engine.catalog.unsynced(topic))
+        state = engine.get_topic(name, touch=False)
+        identity = SourceIdentity(state.identity.topic_id, state.identity.epoch)
+        return SourceEnd(identity=identity, earliest=state.earliest_seq, head=state.head_seq)
+
+    async def upstream(self, topic: str, without: str) -> list[str]:
+        """The topics that feed a topic by routers of this shard, directly and indirectly, as if the router `without`
+        did not exist."""
+        return self._admit().routers.feeders(topic, without)
+
+    async def head(self, topic: str, topic_id: str) -> int:
+        """The head of a topic as readers see it. Raises `topic_not_found`, also for another life of it."""
+        found = self._admit().catalog.visible(topic)
+        if found.topic_id != topic_id:
+            raise topic_recreated(topic, found.topic_id)
+        return found.log.view.head
+
+    async def pull(self, request: PullRequest) -> AsyncGenerator[Stretch, None]:
+        """What follows in a topic, at once and then as it comes: first of all how things stand."""
+        upstream: list[str] | None = None
+        is_first = True
+        while True:
+            stretch = self._admit().routers.stretch(request)
+            if is_first or stretch.to > stretch.after:
+                is_first, request = False, PullRequest(topic=request.topic, topic_id=request.topic_id, after=stretch.to)
+                if stretch.upstream == upstream:
+                    stretch.upstream = None
+                else:
+                    upstream = stretch.upstream
+                yield stretch
+            else:
+                await self._news(request.topic)
+
+    async def drop_source(self, topic: str, topic_id: str | None = None) -> list[str]:
+        """Remove the routers from a topic of another shard that was deleted; return their names."""
+        engine = self._admit()
+        removed = engine.routers.of_foreign(topic, topic_id)
+        ticket = max((engine.routers.delete(router.name)[1] for router in removed), default=0)
+        await self._settle(ticket)
+        return [router.name for router in removed]
+
+    async def having(self, names: Sequence[str]) -> list[str]:
+        """Those of the names that routers of this shard have."""
+        engine = self._admit()
+        return [name for name in names if engine.routers.find(name) is not None]
+
+    async def place(self, name: str) -> RouterPlace | None:
+        """The shard of the router; its name's home is here."""
+        return self._admit().routers.places.find(name)
+
+    async def set_place(self, name: str, shard: int, expected: RouterPlace | None) -> RouterPlace:
+        """Set the shard of the router, durably, unless another place than `expected` is known; return that."""
+        place, ticket = self._admit().routers.places.put(name, shard, expected)
+        await self._settle(ticket)
+        return place
+
+    async def remove_place(self, name: str, expected: RouterPlace) -> None:
+        """Forget where the router is, if it is still this place."""
+        await self._settle(self._admit().routers.places.remove(name, expected))
+
     # --------------------------------------------------------------- internals
+
+    async def _refreshed(self, catch_up: CatchUp) -> CatchUp:
+        """The wait, up to what a source in another shard holds now."""
+        router = catch_up.router
+        if router.foreign is None or self.pulls is None:
+            return catch_up
+        head = await self.pulls.head(router.config.source, router.foreign.topic_id)
+        return catch_up if head is None else CatchUp(router, head)
 
     async def _catch_up(self, engine: Engine, catch_up: CatchUp) -> None:
         await _drive(engine, catch_up)
@@ -119,11 +261,29 @@ class RoutersApi:
 
 
 async def _drive(engine: Engine, catch_up: CatchUp) -> None:
-    while engine.routers.advance(catch_up):  # noqa: ASYNC110  # each turn does a slice of the work
-        await asyncio.sleep(0)
+    while True:
+        while engine.routers.advance(catch_up):  # noqa: ASYNC110  # each turn does a slice of the work
+            await asyncio.sleep(0)
+        if not engine.routers.awaits_source(catch_up):
+            return
+        arrived, log = asyncio.Event(), catch_up.router.source.log
+        log.park(arrived.set)
+        try:
+            await arrived.wait()
+        finally:
+            log.leave(arrived.set)
 
 
-def _discreet(error: TopicsError, principal: Principal) -> TopicsError:
+def _check_moved(catch_up: CatchUp, request: PutRouterRequest) -> None:
+    """Raise if the rest of a source in another shard would be lost by a change of the source."""
+    router = catch_up.router
+    if router.foreign is None or catch_up.is_over or request.config.source == router.config.source:
+        return
+    if isinstance(router.source, ForeignSource) and router.source.error is not None:
+        raise router.source.error
+
+
+def discreet(error: TopicsError, principal: Principal) -> TopicsError:
     """The error without names of other routers and topics that the caller may not know of."""
     if principal.prefixes is None:
         return error

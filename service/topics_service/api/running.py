@@ -4,6 +4,10 @@ import asyncio
 from typing import Final
 
 
+class LostCallError(Exception):
+    """A call may have had its effect or not: who ran it is gone. Its client sees what it sees when a server dies."""
+
+
 class RunningCalls:
     """The tasks of calls, so that they can be waited for and broken off. Belongs to the event loop."""
 

@@ -14,11 +14,13 @@ from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_append, check_put
 from topics_service.api.access.passwords import Passwords
 from topics_service.api.access.users import Users
-from topics_service.api.catalog import CatalogView
+from topics_service.api.catalog import Catalog, CatalogView
 from topics_service.api.groups import GroupsApi
 from topics_service.api.membership import MembershipApi
 from topics_service.api.metrics.collector import Metrics, MetricsSources
 from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
+from topics_service.api.parts import PartsApi
+from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.scheduling.batcher import WriteBatcher
@@ -29,7 +31,7 @@ from topics_service.api.sql.executor import SqlApi
 from topics_service.api.sql.reader import SqlReader
 from topics_service.api.sql.system import SettingLine, SystemTables
 from topics_service.api.sql.users import UserStatements
-from topics_service.api.watch import WatchApi, WatchCaps
+from topics_service.api.watch import EngineSource, WatchApi, WatchCaps
 from topics_service.engine import cluster
 from topics_service.engine.batches import BatchReply, BatchRequest, FetchReply, FetchRequest
 from topics_service.engine.engine import Engine, Parked
@@ -101,12 +103,15 @@ class TopicsApi:
         self._pressure = pressure or Pressure()
         self._waiting: set[Settable] = set()
         self._batcher = WriteBatcher(self._append_batched, _MAX_BATCHED)
-        self._membership: MembershipApi | None = None
+        self.membership: MembershipApi | None = None
+        """The calls of group members, once they are served."""
+        self.placements = PlacementsApi(self._admit, self._settle)
+        self.parts = PartsApi(engine, self._admit, self._settle)
         self.metrics = Metrics(engine, commit.statistics, metrics_sources, lambda: self.watches.lag())
         self.watches = WatchApi(
-            self._admit, engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
+            EngineSource(self._admit), engine.priority, self._pressure.overload_ms, self.metrics.watch, watch_caps
         )
-        self.routers = RoutersApi(self._admit, self._settle, observers)
+        self.routers = RoutersApi(self._admit, self._settle, self.news, observers)
         self.groups = GroupsApi(self._admit, self._settle, self.diff, observers)
         self.consumers = ConsumeApi(
             self._admit, self._settle, self.routers.forwarded, self.expiry_durable, self.notify_on_drain, observers
@@ -126,11 +131,15 @@ class TopicsApi:
         """The topics, for reading. The first use must come after recovery, and takes O(topics)."""
         return CatalogView(self._engine)
 
-    def serve_members(self, settings: GroupSettings) -> MembershipApi:
-        """The calls of group members; the first call, after recovery, starts their coordinator with the settings."""
-        if self._membership is None:
-            self._membership = MembershipApi(self._engine, self.catalog, self.settled, self.is_durable, settings)
-        return self._membership
+    def serve_members(self, settings: GroupSettings, catalog: Catalog | None = None) -> MembershipApi:
+        """The calls of group members; the first call, after recovery, starts their coordinator with the settings.
+
+        `catalog` has the topics that members may consume, if these are not the engine's.
+        """
+        if self.membership is None:
+            topics = self.catalog if catalog is None else catalog
+            self.membership = MembershipApi(self._engine, topics, self.settled, self.is_durable, settings)
+        return self.membership
 
     def serve_sql(
         self,
@@ -170,23 +179,30 @@ class TopicsApi:
         principal: Principal,
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
     ) -> PutTopicReply:
         """Create a topic or replace its config; durable before it is acknowledged (docs/contract.md, 3.3).
 
         Beyond the contract, `partition_count` (None: 1 for a new topic, no change for an old one) makes a topic of
         many partitions or adds some; `kafka_configs` are those that only the Kafka protocol knows, None leaves them.
+        Topics with the same `placement` lie in one shard, where there are several; it is that of their creation.
         """
         facts: Facts = {"topic": name, "config": config}
         if partition_count is not None:
             facts["partition_count"] = partition_count
         if kafka_configs:
             facts["kafka_configs"] = kafka_configs
+        if placement:
+            facts["placement"] = placement
         with self.observers("topic.put", facts, principal):
             engine = self._admit()
             check_put(principal, config)
+            if engine.parts.pending:
+                await self.parts.free(name)
+                engine = self._admit()
             with self.observers("topics.topic.put", {"topic": name}) as applied:
                 try:
-                    reply, ticket = engine.put_topic(name, config, partition_count, kafka_configs)
+                    reply, ticket = engine.put_topic(name, config, partition_count, kafka_configs, placement=placement)
                 except TopicsError as error:
                     if error.reason is Reason.TOPIC_EXISTS_INCOMPATIBLE:
                         await self._settle(engine.writer.written)  # only now do readers find that topic too
@@ -195,8 +211,28 @@ class TopicsApi:
                 applied["partition_count"] = reply.identity.partition_count
                 applied["topics.created"] = reply.created
             await self._settle(ticket)
+            if engine.parts.pending:
+                await self.parts.finish(name)
             facts["created"] = reply.created
         return reply
+
+    async def create_topic(
+        self,
+        name: str,
+        config: ConfigInput,
+        *,
+        principal: Principal,
+        partition_count: int | None = None,
+        kafka_configs: dict[str, str] | None = None,
+    ) -> bool:
+        """Create a topic unless there is one; return whether there was none, once the topic is visible."""
+        if self._admit().has_topic(name):
+            await self._settle(self._engine.creation_ticket(name))
+            return False
+        await self.put_topic(
+            name, config, principal=principal, partition_count=partition_count, kafka_configs=kafka_configs
+        )
+        return True
 
     async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
         """A topic's state; with `touch` it counts as a read for recency (docs/contract.md, 3.4).
@@ -216,17 +252,26 @@ class TopicsApi:
         return page
 
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
-        """Remove a topic and everything in it, irreversibly and durably (docs/contract.md, 3.6)."""
+        """Remove a topic and everything in it, irreversibly and durably (docs/contract.md, 3.6).
+
+        Over several shards, records that are written elsewhere at the same moment may escape `if_empty`.
+        """
         facts: Facts = {"topic": name, "if_empty": if_empty}
         with self.observers("topic.delete", facts):
             try:
-                engine = self._admit()
+                engine, elsewhere = self._admit(), 0
+                if engine.parts.place.count > 1:
+                    await self.parts.free(name)
+                    elsewhere = await self.parts.count_elsewhere(name) if if_empty else 0
+                    engine = self._admit()
                 with self.observers("rafka.broker.topic.delete", {"topic": name}):
-                    reply, ticket = engine.delete_topic(name, if_empty=if_empty)
+                    reply, ticket = engine.delete_topic(name, if_empty=if_empty, elsewhere=elsewhere)
             except TopicsError:
                 await self.expiry_durable(name)
                 raise
             await self._settle(ticket)
+            if engine.parts.pending:
+                reply.routers_removed = sorted({*reply.routers_removed, *await self.parts.finish(name)})
             facts |= {"deleted": reply.deleted, "routers_removed": reply.routers_removed}
         return reply
 
@@ -404,11 +449,16 @@ class TopicsApi:
         await self.expiry_durable(request.topic)
         return page
 
-    async def news(self, topic: str, partition: int = 0) -> None:
-        """Return when records of the partition become visible, when it is deleted, or when the server drains."""
+    async def news(self, topic: str, partition: int = 0, after: int | None = None) -> None:
+        """Return when records of the partition become visible, when it is deleted, or when the server drains.
+
+        Returns at once if there are visible records `after` a seq, which came between the caller's read and this call.
+        """
         woken = asyncio.Event()
         park = self._engine.park(topic, woken.set, partition)
         try:
+            if after is not None and self._engine.get_topic(topic, touch=False, partition=partition).head_seq > after:
+                return
             with self.notify_on_drain(woken):
                 await woken.wait()
         finally:
@@ -466,6 +516,7 @@ class TopicsApi:
     def drain(self) -> None:
         """Stop taking calls (they get `shutting_down`) and end the waits of those under way."""
         self._engine.draining = True
+        self.parts.stop()
         self.queues.drain()
         for woken in self._waiting:
             woken.set()

@@ -1,10 +1,10 @@
 """Watches of many topics, for every protocol: sessions, and streams with or without one (docs/contract.md, 8)."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,13 +13,13 @@ from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_subscription
 from topics_service.api.connections import Connections
 from topics_service.api.scheduling.dispatch import Dispatcher
+from topics_service.api.watch_feed import Feed, FeedItem
 from topics_service.api.watch_sessions import Session, Sessions
-from topics_service.api.watch_stream import WatchStream
+from topics_service.api.watch_stream import Watch, WatchStream
 from topics_service.engine.clock import Clock, SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.limits import Limits
-from topics_service.engine.watch.core import Watch
 from topics_service.engine.watch.frames import ErrorFrame, WatchRequest
 from topics_service.engine.watch.topic_partition import parse_topic_partition
 from topics_service.statistics import WatchLag, WatchStatistics
@@ -43,95 +43,201 @@ class WatchCaps(Struct, frozen=True, kw_only=True):
     min_heartbeat_ms: int = 1000
 
 
+class Source(Protocol):
+    """The logs that can be watched, of one engine or of several."""
+
+    def admit(self) -> Limits:
+        """Return the limits of watches. Raises `not_ready` or `shutting_down` while the server starts or stops."""
+        ...
+
+    async def watch(
+        self,
+        request: WatchRequest,
+        wake: Callable[[str], None],
+        *,
+        epochs: Mapping[str, int] | None = None,
+        heads: Mapping[str, int] | None = None,
+    ) -> Watch:
+        """Follow many topics; see `engine.watch.core.Watch`."""
+        ...
+
+    def counter(self, topic_partition: str) -> int:
+        """Return the number of the counter that the topic's epochs are of; they grow only within one."""
+        ...
+
+
+class EngineSource:
+    """The logs of one engine."""
+
+    def __init__(self, admit: Callable[[], Engine]) -> None:
+        """`admit` returns the engine unless the server is starting or stopping."""
+        self._admit = admit
+
+    def admit(self) -> Limits:
+        """See Source."""
+        return self._admit().limits
+
+    async def watch(
+        self,
+        request: WatchRequest,
+        wake: Callable[[str], None],
+        *,
+        epochs: Mapping[str, int] | None = None,
+        heads: Mapping[str, int] | None = None,
+    ) -> Watch:
+        """See Source."""
+        return self._admit().watch(request, wake, epochs=epochs, heads=heads)
+
+    def counter(self, topic_partition: str) -> int:
+        """See Source."""
+        return 0
+
+
 class WatchApi:
     """Watch calls, for all protocols. Must be called on the event loop.
 
-    Opening a stream raises TopicsError; errors of an open stream are ErrorFrames. Callers have authorized the call
-    itself; the names in it are checked here.
+    Opening a stream raises TopicsError; errors of an open stream are ErrorFrames. The caller closes it; it is a context
+    manager. Callers have authorized the call itself; the names in it are checked here.
     """
 
     def __init__(
         self,
-        admit: Callable[[], Engine],
+        source: Source,
         priority: Callable[[str], int],
         overload_ms: Callable[[], int],
         statistics: WatchStatistics,
         caps: WatchCaps | None = None,
         *,
         clock: Clock | None = None,
+        process: int | None = None,
     ) -> None:
-        """`admit` returns the engine unless the server is starting or stopping; `priority` is a topic's priority."""
+        """`priority` is a topic's priority, `overload_ms` how long to hold streams back: 0 without overload.
+
+        `process` is the number of this one of several processes, which the ids of sessions say.
+        """
         caps = caps or WatchCaps()
         loop = asyncio.get_running_loop()
-        self._admit = admit
+        self._source = source
+        self.priority = priority
         self._statistics = statistics
         self._clock = clock or SystemClock()
         self._dispatcher = Dispatcher(lambda name: priority(parse_topic_partition(name)[0]), overload_ms)
         self._min_heartbeat_ms = caps.min_heartbeat_ms
         self._sessions = Sessions(
-            statistics, loop.time, max_sessions=caps.max_sessions, journal_bytes=caps.journal_bytes
+            statistics,
+            loop.time,
+            max_sessions=caps.max_sessions,
+            journal_bytes=caps.journal_bytes,
+            counter=source.counter,
+            process=process,
         )
         self.connections = Connections(
             statistics, max_total=caps.max_connections, max_per_key=caps.max_connections_per_key
         )
         self._streams: dict[WatchStream, None] = {}
+        self._feeds: dict[str, Feed] = {}
 
     async def create(self, request: WatchRequest, *, principal: Principal) -> Session:
         """Create a session that belongs to the caller's key (docs/contract.md, 8.2).
 
         Raises `invalid_request`, `forbidden`, `topic_not_found`, and `throttled` when there are too many sessions.
         """
-        engine = self._admit()
-        request = self._checked(engine, request, principal)
-        watch = engine.watch(request, _ignore)
+        request = self._checked(self._source.admit(), request, principal)
+        watch = await self._source.watch(request, _ignore)
         try:
             self._sessions.collect()
             return self._sessions.add(request, watch, principal)
         finally:
             watch.close()
 
-    def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
+    async def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
         """Look up the resume cursors of a token of the caller's key; None if it has expired."""
         return None if principal is None else self._sessions.recall(token, principal)
 
-    @contextmanager
-    def open(self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None) -> Iterator[WatchStream]:
+    async def open(self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None) -> WatchStream:
         """Open a stream of a session, which resumes where the last one ended (docs/contract.md, 8.3).
 
         `cursor` (an SSE client's Last-Event-ID) can only rewind the session, topic by topic. `principal` None is a
         caller without a valid key. Raises `not_found`, then `unauthorized` for another key than the session's, then
         `throttled` when there are too many connections.
         """
-        engine = self._admit()
+        self._source.admit()
         self._sessions.collect()
         session = self._sessions.find(wid)
         if principal is None or principal != session.principal:
             raise TopicsError(Reason.UNAUTHORIZED, "this watch session belongs to another API key")
-        with self.connection(principal):
+        with ExitStack() as held:
+            held.enter_context(self.connection(principal))
             session.rewind(cursor)
             request = replace(session.request, cursor=session.cursors, lenient=True)
+            remember = partial(self._sessions.journals.note, session.wid)
+            stream = WatchStream(
+                session.request, self._dispatcher, self._statistics, self._clock,
+                session.moved, session.marks, remember,
+            )  # fmt: skip
+            self._sessions.enter(session, stream)
+            held.callback(self._sessions.leave, session, stream)
+            watch = await self._source.watch(request, stream.wake, epochs=session.epochs, heads=session.heads)
+            session.attach(watch)
+            held.callback(session.detach, watch)
+            self._begin(stream, watch, held)
+        return stream
 
-            def resume(wake: Callable[[str], None]) -> Watch:
-                watch = engine.watch(request, wake, epochs=session.epochs, heads=session.heads)
-                session.attach(watch)
-                return watch
-
-            with self._opened(session.request, resume, session) as stream:
-                yield stream
-
-    @contextmanager
-    def stream(self, request: WatchRequest, *, principal: Principal, slot: bool = True) -> Iterator[WatchStream]:
+    async def stream(self, request: WatchRequest, *, principal: Principal, slot: bool = True) -> WatchStream:
         """Open a stream without a session. With `slot` it takes a connection slot.
 
         Raises as `create` does, and `throttled` when there are too many connections.
         """
-        engine = self._admit()
-        request = self._checked(engine, request, principal)
-        with ExitStack() as entered:
-            stream = entered.enter_context(self._opened(request, lambda wake: engine.watch(request, wake)))
+        request = self._checked(self._source.admit(), request, principal)
+        with ExitStack() as held:
+            stream = WatchStream(request, self._dispatcher, self._statistics, self._clock)
+            watch = await self._source.watch(request, stream.wake)
+            held.callback(watch.close)
             if slot:
-                entered.enter_context(self.connection(principal))
-            yield stream
+                held.enter_context(self.connection(principal))
+            self._begin(stream, watch, held)
+        return stream
+
+    async def follow(
+        self, request: WatchRequest, feed: str, epochs: dict[str, int] | None, heads: dict[str, int] | None
+    ) -> AsyncGenerator[FeedItem, None]:
+        """Follow for another process, whose name for it is `feed`; see `engine.watch.core.Watch` for the rest.
+
+        Ends when nothing is left to follow. Raises `shutting_down` when the server drains.
+        """
+        stream = WatchStream(request, self._dispatcher, WatchStatistics(), self._clock)
+        stream.begin(await self._source.watch(request, stream.wake, epochs=epochs, heads=heads))
+        with stream:
+            given = self._feeds[feed] = Feed(stream, self.priority)
+            stream.held.callback(self._feeds.pop, feed)
+            yield given.first()
+            while not stream.over:
+                item = given.next()
+                if item is None:
+                    await stream.ready()
+                elif isinstance(item.frame, ErrorFrame) and item.frame.terminal:
+                    raise TopicsError(item.frame.reason, item.frame.message)
+                else:
+                    yield item
+
+    async def watch(
+        self,
+        request: WatchRequest,
+        wake: Callable[[str], None],
+        *,
+        epochs: Mapping[str, int] | None,
+        heads: Mapping[str, int] | None,
+    ) -> Watch:
+        """Follow as part of a watch of several shards, whose request was checked; see `engine.watch.core.Watch`."""
+        return await self._source.watch(request, wake, epochs=epochs, heads=heads)
+
+    async def unfollow(self, feed: str, topic: str) -> int:
+        """Drop a topic or pattern from a feed; return the number of items that it had given before, 0 if it ended."""
+        given = self._feeds.get(feed)
+        if given is None:
+            return 0
+        given.stream.drop(topic)
+        return given.given
 
     def connection(self, principal: Principal) -> AbstractContextManager[None]:
         """Hold a slot for a long-lived connection. Entering raises `throttled` when there are too many."""
@@ -163,45 +269,29 @@ class WatchApi:
         """End every stream."""
         for stream in self._streams:
             stream.end(_SHUTDOWN)
+        for feed in self._feeds.values():
+            feed.stream.end(_SHUTDOWN)
 
     # --------------------------------------------------------------- internals
 
-    def _checked(self, engine: Engine, request: WatchRequest, principal: Principal) -> WatchRequest:
+    def _checked(self, limits: Limits, request: WatchRequest, principal: Principal) -> WatchRequest:
         """Check the request and clamp its heartbeat. Names are checked unless their number is rejected anyway."""
-        _check_filters(request, engine.limits)
-        if len(request.topics) <= engine.limits.max_watch_topics:
+        _check_filters(request, limits)
+        if len(request.topics) <= limits.max_watch_topics:
             check_subscription(principal, request.topics)
         if request.heartbeat_ms is None:
             return request
         heartbeat_ms = min(max(request.heartbeat_ms, self._min_heartbeat_ms), _MAX_HEARTBEAT_MS)
         return replace(request, heartbeat_ms=heartbeat_ms)
 
-    @contextmanager
-    def _opened(
-        self,
-        request: WatchRequest,
-        open_watch: Callable[[Callable[[str], None]], Watch],
-        session: Session | None = None,
-    ) -> Iterator[WatchStream]:
-        if session is None:
-            stream = WatchStream(request, open_watch, self._dispatcher, self._statistics, self._clock)
-        else:
-            remember = partial(self._sessions.journals.note, session.wid)
-            stream = WatchStream(
-                request, open_watch, self._dispatcher, self._statistics, self._clock,
-                session.moved, session.marks, remember,
-            )  # fmt: skip
+    def _begin(self, stream: WatchStream, watch: Watch, held: ExitStack) -> None:
+        """Follow with an open watch; the stream releases what is `held`, unless the server began to stop meanwhile."""
+        held.callback(watch.close)
+        self._source.admit()
+        stream.begin(watch)
         self._streams[stream] = None
-        if session is not None:
-            self._sessions.enter(session, stream)
-        try:
-            yield stream
-        finally:
-            del self._streams[stream]
-            if session is not None:
-                session.detach(stream.watch)
-                self._sessions.leave(session, stream)
-            stream.close()
+        held.callback(self._streams.pop, stream)
+        stream.held = held.pop_all()
 
 
 def _check_filters(request: WatchRequest, limits: Limits) -> None:
@@ -215,4 +305,4 @@ def _check_filters(request: WatchRequest, limits: Limits) -> None:
 
 
 def _ignore(_: object) -> None:
-    """Do nothing, for watches that are never read and for streams without a session."""
+    """Do nothing, for watches that are never read."""

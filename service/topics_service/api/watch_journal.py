@@ -12,7 +12,10 @@ _CHANGE_WEIGHT: Final = 12
 _FRAME_WEIGHT: Final = 8
 _MAX_WEIGHT: Final = 1 << 20  # of one journal
 _SHARE: Final = 8  # and at most 1/8 of all
-_TOKEN: Final = re.compile(r"place_(?P<key>[A-Za-z0-9_-]{16})_(?P<mark>[0-9]{1,19})")
+_TOKEN: Final = re.compile(r"place_(?:(?P<process>[0-9]{1,5})-)?(?P<key>[A-Za-z0-9_-]{16})_(?P<mark>[0-9]{1,19})")
+
+MAX_IN_ID: Final = 64
+"""Maximum number of cursors spelled out in an id: 64 take at most 27 KB, which fits into a request head."""
 
 
 class Journal:
@@ -96,8 +99,10 @@ class Journal:
 class Journals:
     """Journals of all streams, in at most `max_bytes` in total: the least recently used is dropped first."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, process: str = "") -> None:
+        """`process` is the part of tokens that says which of several processes they are of."""
         self._max_bytes = max_bytes
+        self._process = process
         self._weight = 0
         self._weights: OrderedDict[str, int] = OrderedDict()
         self._journals: dict[str, Journal] = {}
@@ -121,7 +126,7 @@ class Journals:
         if journal.weight > min(_MAX_WEIGHT, self._max_bytes // _SHARE):
             journal.trim()
         self._weigh(journal)
-        return journal, f"place_{journal.key}_{mark}"
+        return journal, f"place_{self._process}{journal.key}_{mark}"
 
     def recall(self, token: str) -> tuple[str, dict[str, int]] | None:
         """Look up the session and the resume cursors of a token; None if it has expired or is invalid."""
@@ -151,6 +156,12 @@ class Journals:
         keys.remove(key)
         if not keys:
             del self._keys_by_session[wid]
+
+
+def process_of(token: str) -> int | None:
+    """Return the number of the process that a token is of, if it says one."""
+    found = _TOKEN.fullmatch(token)
+    return int(found["process"]) if found is not None and found["process"] else None
 
 
 def is_token(text: str) -> bool:

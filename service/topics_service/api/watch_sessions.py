@@ -1,5 +1,6 @@
 """Watch sessions: subscriptions that outlive their streams, found by an unguessable `wid` (docs/contract.md, 8.1)."""
 
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -9,10 +10,9 @@ from msgspec.structs import replace
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.watch_journal import Journals
-from topics_service.api.watch_stream import INSTANCE, WatchStream
+from topics_service.api.watch_stream import INSTANCE, Watch, WatchStream
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.names import is_topic_name
-from topics_service.engine.watch.core import Watch
 from topics_service.engine.watch.frames import Position, WatchRequest
 from topics_service.statistics import WatchStatistics
 
@@ -21,19 +21,40 @@ _MAX_TOPICS: Final = 256
 _MAX_FIRSTS: Final = 4096
 
 
+_WID: Final = re.compile(r"wid_(?P<process>[0-9]{1,5})-[A-Za-z0-9_-]{22}")
+
+
+def process_of(wid: str) -> int | None:
+    """Return the number of the process that a session is in, if its id says one."""
+    found = _WID.fullmatch(wid)
+    return None if found is None else int(found["process"])
+
+
+def unknown_session() -> TopicsError:
+    """The error of a session that does not exist, or not any more."""
+    return TopicsError(Reason.NOT_FOUND, "the watch session does not exist or has ended: create a new one")
+
+
 class Session:
     """A client's subscription, the key it is bound to, and the progress of its streams.
 
     `cursors` cover the records that were handed to the transport. `epochs` and `heads` belong to them (see
-    `engine.watch.Watch`): they reveal topics that were deleted or recreated while no stream was open. Topics with a
-    number above `born` were created after the session.
+    `engine.watch.Watch`): they reveal topics that were deleted or recreated while no stream was open.
     """
 
-    __slots__ = ("_firsts", "_newest", "_prefixes", "_sent", "born", "cursors", "epochs", "heads", "positions",
-                 "principal", "request", "streams", "ttl_ms", "wid")  # fmt: skip
+    __slots__ = ("_born", "_counter", "_firsts", "_newest", "_prefixes", "_sent", "cursors", "epochs", "heads",
+                 "positions", "principal", "request", "streams", "ttl_ms", "wid")  # fmt: skip
 
-    def __init__(self, wid: str, request: WatchRequest, watch: Watch, principal: Principal, ttl_ms: int) -> None:
-        """`watch` is an unread watch of this request."""
+    def __init__(
+        self,
+        wid: str,
+        request: WatchRequest,
+        watch: Watch,
+        principal: Principal,
+        ttl_ms: int,
+        counter: Callable[[str], int] = lambda _: 0,
+    ) -> None:
+        """`watch` is an unread watch of this request; `counter` says which epochs of topics grow together."""
         self.wid = wid
         topics = {key: start for key, start in request.topics.items() if key in watch.positions or key.endswith("*")}
         self.request = replace(request, topics=topics, cursor={})  # `cursor` is needed only for the start
@@ -44,7 +65,10 @@ class Session:
         self.epochs = watch.epochs.copy()
         self.heads = watch.heads
         self.streams: list[WatchStream] = []
-        self.born = max(self.epochs.values(), default=0)
+        self._counter = counter
+        self._born: dict[int, int] = {}  # of each counter, the newest instance that the session began with
+        for name, number in self.epochs.items():
+            self._born[counter(name)] = max(number, self._born.get(counter(name), 0))
         self._prefixes = tuple(key[:-1] for key in topics if key.endswith("*"))
         self._sent = self.cursors
         self._newest: Watch | None = None
@@ -56,10 +80,10 @@ class Session:
         They show if a client has already been informed that a topic was deleted and recreated. The first instance of a
         name is implied; beyond a limit of names, every instance is listed.
         """
-        born, firsts = self.born, self._firsts
+        firsts = self._firsts
         marks = {}
         for name, number in epochs.items():
-            if number > born and firsts.get(name) != number:
+            if firsts.get(name) != number and self._is_new(name, number):
                 if name not in firsts and len(firsts) < _MAX_FIRSTS:
                     firsts[name] = number
                 else:
@@ -90,7 +114,7 @@ class Session:
                     0,
                 )  # ahead of the log, unknown to the client
         if given:
-            newer = (topic for topic, number in self.epochs.items() if number > self.born)
+            newer = (topic for topic, number in self.epochs.items() if self._is_new(topic, number))
             for topic in [topic for topic in newer if topic not in given and topic not in self.request.topics]:
                 for known in (self.cursors, self.epochs, self.heads):
                     known.pop(topic, None)
@@ -100,7 +124,11 @@ class Session:
         if instance is None and topic not in self._firsts:
             return False  # an invented cursor: the topic was never reported to a client
         number = self.epochs.get(topic, 0)
-        return instance != (number if number > self.born and number != self._firsts.get(topic) else None)
+        return instance != (number if number != self._firsts.get(topic) and self._is_new(topic, number) else None)
+
+    def _is_new(self, topic: str, number: int) -> bool:
+        """True if an instance of the topic was created after the session."""
+        return number > self._born.get(self._counter(topic), 0)
 
     def attach(self, watch: Watch) -> None:
         """Let only this watch, of a new stream that began at `cursors`, move them from now on.
@@ -143,16 +171,21 @@ class Sessions:
         max_sessions: int,
         ttl_ms: int = TTL_MS,
         journal_bytes: int = 64 << 20,
+        counter: Callable[[str], int] = lambda _: 0,
+        process: int | None = None,
     ) -> None:
         """`now` returns seconds on a monotonic clock; `max_sessions` 0 means unlimited. Updates `statistics`.
 
-        `journal_bytes` is the memory for the resume cursors behind the tokens of all sessions.
+        `counter` is that of Session. `process` is the number of this one of several processes, which ids and tokens
+        say. `journal_bytes` is the memory for the resume cursors behind the tokens of all sessions.
         """
         self._statistics = statistics
         self._now = now
         self._max_sessions = max_sessions
         self._ttl_ms = ttl_ms
-        self.journals = Journals(journal_bytes)
+        self._counter = counter
+        self._process = "" if process is None else f"{process}-"
+        self.journals = Journals(journal_bytes, self._process)
         self._sessions: dict[str, Session] = {}
         self._idle: OrderedDict[str, float] = OrderedDict()  # idle since, the longest first
 
@@ -164,8 +197,8 @@ class Sessions:
                 "there are as many watch sessions as this server allows",
                 {"limit": "max_watch_sessions", "max": self._max_sessions},
             )
-        wid = f"wid_{secrets.token_urlsafe(16)}"
-        session = self._sessions[wid] = Session(wid, request, watch, principal, self._ttl_ms)
+        wid = f"wid_{self._process}{secrets.token_urlsafe(16)}"
+        session = self._sessions[wid] = Session(wid, request, watch, principal, self._ttl_ms, self._counter)
         self._idle[wid] = self._now()
         self._statistics.sessions = len(self._sessions)
         return session
@@ -174,7 +207,7 @@ class Sessions:
         """Find a session. Raises `not_found` if it is unknown or has expired."""
         session = self._sessions.get(wid)
         if session is None:
-            raise TopicsError(Reason.NOT_FOUND, "the watch session does not exist or has ended: create a new one")
+            raise unknown_session()
         return session
 
     def recall(self, token: str, principal: Principal) -> dict[str, int] | None:

@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Final, Protocol, Self
 
 from topics_net import background
 from topics_service.api.scheduling.dispatch import Dispatcher, Waiter
 from topics_service.api.watch_journal import Journal
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason
-from topics_service.engine.watch.core import Watch
 from topics_service.engine.watch.frames import (
     ErrorFrame,
     Frame,
@@ -31,12 +32,113 @@ INSTANCE: Final = "#"
 """Suffix of a topic's name in the resume cursors of a session: its value is the instance that the cursor belongs to."""
 
 
+class Watch(Protocol):
+    """The logs that a stream follows: `engine.watch.core.Watch` for those of one engine."""
+
+    @property
+    def positions(self) -> dict[str, Position]:
+        """The logs found at the start, in order of their names."""
+        ...
+
+    @property
+    def cursors(self) -> dict[str, int]:
+        """The cursors of all logs after the last frame."""
+        ...
+
+    @property
+    def epochs(self) -> dict[str, int]:
+        """The instances that the cursors belong to."""
+        ...
+
+    @property
+    def heads(self) -> dict[str, int]:
+        """The highest known visible seq of each topic in `cursors`."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """True if nothing is left to follow or report, and nothing can come."""
+        ...
+
+    @property
+    def lag(self) -> int:
+        """The number of seqs between the cursors and the heads."""
+        ...
+
+    def next(self) -> WatchFrame | ErrorFrame | None:
+        """Return the next due frame, after moving `cursors`; None if there is none for now."""
+        ...
+
+    def share(self, cursors: dict[str, int], epochs: dict[str, int]) -> None:
+        """Keep the cursors and epochs in these maps from now on, which watches of other topics keep theirs in too."""
+        ...
+
+    def drop(self, topic: str) -> bool:
+        """Stop following a topic, or a pattern and the topics that only it brought in; False if it was not followed."""
+        ...
+
+    def close(self) -> None:
+        """Stop following everything; `heads` keep their values. May be called twice."""
+        ...
+
+
+class SessionStream(Protocol):
+    """The stream of a session, as protocols serve it: a WatchStream, or one of another process. Closed as a context."""
+
+    request: WatchRequest
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> Frame:
+        """Wait for the next frame."""
+        ...
+
+    @property
+    def positions(self) -> dict[str, Position]:
+        """Positions of all topics when the stream was opened, in name order."""
+        ...
+
+    @property
+    def cursors(self) -> dict[str, int]:
+        """Cursors of all topics after the last frame."""
+        ...
+
+    @property
+    def resume_cursors(self) -> dict[str, int]:
+        """Cursors with which a client can resume."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """True after the last frame."""
+        ...
+
+    def resume_token(self) -> str:
+        """Return a short token for `resume_cursors`."""
+        ...
+
+    async def ready(self) -> None:
+        """Wait until `poll` may have a frame or the stream is over."""
+        ...
+
+    def poll(self, *, handed_over: bool = True) -> Frame | None:
+        """Return the next frame, if one is available. Confirms that the previous frames were handed over."""
+        ...
+
+
 class WatchStream(Waiter):
-    """Iterates over frames, heartbeats and errors of one stream.
+    """Iterates over frames, heartbeats and errors of one stream, from `begin` until it is closed.
 
     Requesting a frame confirms that the previous one was handed to the transport, and moves the session's cursors. Ends
     after a terminal ErrorFrame, when no topic is left, and when it is closed. A cancelled wait loses nothing: iteration
-    can continue. Only one task may iterate. `request` is the subscription; `watch` reads its logs.
+    can continue. Only one task may iterate. `request` is the subscription; `watch` reads its logs. `held` is released
+    when the stream is closed, as the context manager of a stream does.
     """
 
     __slots__ = (
@@ -61,6 +163,7 @@ class WatchStream(Waiter):
         "_used_up",
         "_waiting",
         "_wanted",
+        "held",
         "request",
         "watch",
     )
@@ -68,7 +171,6 @@ class WatchStream(Waiter):
     def __init__(
         self,
         request: WatchRequest,
-        open_watch: Callable[[Callable[[str], None]], Watch],
         dispatcher: Dispatcher,
         statistics: WatchStatistics,
         clock: Clock,
@@ -76,12 +178,13 @@ class WatchStream(Waiter):
         marks: Callable[[Mapping[str, int]], dict[str, int]] | None = None,
         remember: Callable[[Journal | None, Mapping[str, int]], tuple[Journal, str]] | None = None,
     ) -> None:
-        """`open_watch(wake)` creates the watch; raises TopicsError. `moved` is called when all frames were handed over.
+        """`moved` is called when all frames were handed over.
 
         `marks` is the session's, if any, and `remember` stores the resume cursors of its streams.
         """
         super().__init__()
         self.request = request
+        self.held = ExitStack()
         self._loop = asyncio.get_running_loop()
         self._dispatcher = dispatcher
         self._statistics = statistics
@@ -100,11 +203,14 @@ class WatchStream(Waiter):
         self._heartbeat = (request.heartbeat_ms or 0) / 1e3
         self._beat = False
         self._timer: asyncio.TimerHandle | None = None
-        self.watch = open_watch(self._wake)
-        self._wanted = next(iter(self.watch.positions), _NO_TOPIC)
-        self._given_at = self._loop.time()
         self._busy_since: float | None = None
-        statistics.streams += 1
+
+    def begin(self, watch: Watch) -> None:
+        """Follow with this watch, which calls `wake`."""
+        self.watch = watch
+        self._wanted = next(iter(watch.positions), _NO_TOPIC)
+        self._given_at = self._loop.time()
+        self._statistics.streams += 1
 
     @property
     def positions(self) -> dict[str, Position]:
@@ -131,7 +237,15 @@ class WatchStream(Waiter):
         self._journal, token = self._remember(self._journal, self.resume_cursors)
         return token
 
-    def __aiter__(self) -> "WatchStream":
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Frame:
@@ -191,6 +305,7 @@ class WatchStream(Waiter):
         if self._closed:
             return
         self._closed = self._over = True
+        self.held.close()
         if self._busy_since is not None:
             self._count_slow(self._busy_since)
             self._busy_since = None
@@ -201,6 +316,13 @@ class WatchStream(Waiter):
             self._timer.cancel()
             self._timer = None
         self._notify()
+
+    def wake(self, topic: str) -> None:
+        """Note that records of `topic` are due. A stream that does not wait checks on the next request for a frame."""
+        if self._waiting is None or self._waiting.done():
+            self._wanted = topic
+        elif topic not in self.due:
+            self._dispatcher.ask(topic, self)
 
     # ---------------------------------------------------------------- for the dispatcher
 
@@ -224,13 +346,6 @@ class WatchStream(Waiter):
         self._notify()
 
     # ------------------------------------------------------------------------- internals
-
-    def _wake(self, topic: str) -> None:
-        """Note that records of `topic` are due. A stream that does not wait checks on the next request for a frame."""
-        if self._waiting is None or self._waiting.done():
-            self._wanted = topic
-        elif topic not in self.due:
-            self._dispatcher.ask(topic, self)
 
     def _take(self) -> Frame | None:
         """Take the frame that is due; None if there is none, or none before the stream's turn."""

@@ -13,6 +13,8 @@ from topics_service.engine.errors import Reason, TopicsError, invalid, topic_not
 from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
 from topics_service.engine.model import TopicConfig
+from topics_service.engine.placement import SINGLE, Place
+from topics_service.engine.redirects import Redirects
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.stored_catalog import StoredCatalog
 from topics_service.engine.topic import Topic, TopicRow
@@ -24,6 +26,7 @@ from topics_service.storage.store import Family, Store
 
 _NEXT_TOPIC = b"next_topic"
 _NEXT_LOG = b"next_log"
+_SHARD_BITS = 40  # ids of logs differ from those in other shards, whose pages are in the same caches
 
 
 class Catalog:
@@ -38,16 +41,22 @@ class Catalog:
         limits: Limits,
         prefix: names.ResourcePrefix,
         new_id: Callable[[int], str],
+        place: Place = SINGLE,
     ) -> None:
         self.topics: SortedDict[str, Topic] = SortedDict()
         self.by_id: dict[str, Topic] = {}
         self.counts = TopicCounts()
+        self.place = place
+        self.redirects = Redirects(writer)
+        """Names whose topic is in another shard."""
         self.on_created: list[Callable[[Topic], None]] = []
         """Called when a new topic becomes visible."""
         self.on_changed: list[Callable[[], None]] = []
         """Called when a topic becomes visible, is removed or gets more partitions."""
         self.on_configured: Callable[[Topic], None] = lambda _topic: None
         """Called with each topic that is new or has another config or more partitions, before it is used."""
+        self.check_new: Callable[[str, str], None] = lambda _name, _placement: None
+        """Raises unless a topic of this name may be created in this one of several shards."""
         self._writer = writer
         self._memory = memory
         self._cache = cache
@@ -55,12 +64,12 @@ class Catalog:
         self._limits = limits
         self._prefix = prefix
         self._new_id = new_id
-        self._logs = 0
+        self._logs = self._parts = 0
         self._next_topic = _counter(writer.store, _NEXT_TOPIC)
-        self._next_log = _counter(writer.store, _NEXT_LOG)
+        self._next_log = max(_counter(writer.store, _NEXT_LOG), (place.shard << _SHARD_BITS) + 1)
 
     def __len__(self) -> int:
-        return len(self.topics)
+        return len(self.topics) - self._parts
 
     def each(self) -> Iterable[Topic]:
         """All topics, in no order."""
@@ -82,8 +91,15 @@ class Catalog:
         """Return the ticket that the topic's creation waits for; 0 if it is durable."""
         return topic.visible_after if topic.visible_after > self._writer.synced else 0
 
-    def under(self, prefixes: list[str], after: str | None = None) -> Iterator[str]:
-        """Yield the names after `after` under `prefixes`, which are disjoint and in order."""
+    def under(self, prefixes: list[str], after: str | None = None, *, parts: bool = False) -> Iterator[str]:
+        """Yield the names after `after` under `prefixes`, which are disjoint and in order; with `parts` also those of
+        topics whose home is another shard."""
+        if self._parts and not parts:
+            topics = self.topics
+            return (name for name in self._under(prefixes, after) if not topics[name].is_part)
+        return self._under(prefixes, after)
+
+    def _under(self, prefixes: list[str], after: str | None) -> Iterator[str]:
         for prefix in prefixes:
             start = prefix if after is None else max(prefix, after)
             for name in self.topics.irange(minimum=start, inclusive=(start != after, True)):
@@ -94,7 +110,7 @@ class Catalog:
     def load(self, stored: StoredCatalog) -> None:
         """Take over what recovery found."""
         self.topics, self.by_id, self.counts = stored.topics, stored.by_id, stored.counts
-        self._logs = stored.partitions
+        self._logs, self._parts = stored.partitions, stored.parts
 
     def has_room_for(self, count: int) -> bool:
         """Return whether `count` more topics, each with one partition, may be created."""
@@ -110,12 +126,17 @@ class Catalog:
             )  # fmt: skip
 
     def create(
-        self, name: str, resolved: TopicConfig, partitions: int = 1, kafka_configs: dict[str, str] | None = None
+        self,
+        name: str,
+        resolved: TopicConfig,
+        partitions: int = 1,
+        kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
     ) -> Topic:
         """Write a new topic, which readers see once that is durable. Raises `throttled` when there are too many."""
         self.check_partitions(resolved, partitions)
         with Transaction(self._writer) as tx:
-            topic = self.stage(tx, name, resolved, partitions, kafka_configs)
+            topic = self.stage(tx, name, resolved, partitions, kafka_configs, placement)
             tx.commit()
         return topic
 
@@ -126,19 +147,33 @@ class Catalog:
         resolved: TopicConfig,
         partitions: int = 1,
         kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
     ) -> Topic:
         """Stage a new topic, which is found once the transaction is committed. Its logs may be staged in the same one.
 
-        One topic at a time. Raises `throttled` when there are too many.
+        One topic at a time. Raises `throttled` when there are too many, ElsewhereError, and `topic_not_found` for
+        one without a placement whose home is another shard.
         """
-        self.check_capacity(partitions)
+        self.redirects.check(name)
+        spread = None
+        if self.place.count > 1:
+            self.check_new(name, placement)
+            if partitions > 1:
+                spread = self.place.spread(name, partitions, placement)
+                partitions = len(spread.numbers)
         now = self._clock.now_ms()
-        number = self._next_topic
-        ids = list(range(self._next_log, self._next_log + partitions))
         row = TopicRow(
             name=name, topic_id=f"top_{self._new_id(now)}", slug=names.slug(name), rrl=names.rrl(self._prefix, name),
-            config=resolved, log_ids=ids, created_ts=now, kafka_configs=kafka_configs or {},
+            config=resolved, log_ids=[], created_ts=now, kafka_configs=kafka_configs or {}, placement=placement,
+            spread=spread,
         )  # fmt: skip
+        return self.stage_row(tx, row, partitions)
+
+    def stage_row(self, tx: Transaction, row: TopicRow, logs: int) -> Topic:
+        """Stage a new topic with this row and so many new logs. See `stage`."""
+        self.check_capacity(logs)
+        number = self._next_topic
+        ids = row.log_ids = list(range(self._next_log, self._next_log + logs))
         tx.batch.put(Family.TOPICS, keys.u64(number), row.encode())
         tx.batch.put(Family.META, _NEXT_TOPIC, keys.u64(number + 1))
         self._stage_logs(tx, ids)
@@ -150,11 +185,15 @@ class Catalog:
     def created(self, topic: Topic, ticket: int) -> None:
         """Add a topic that `stage` staged, once it is written."""
         self._next_topic = topic.number + 1
-        self._next_log = topic.logs[-1].log_id + 1
+        if topic.logs:
+            self._next_log = topic.logs[-1].log_id + 1
         self.topics[topic.name] = self.by_id[topic.topic_id] = topic
         topic.visible_after = ticket
         self._logs += len(topic.logs)
-        self.counts.add(topic.config)
+        if topic.spread is not None and topic.is_part:
+            self._parts += 1
+        else:
+            self.counts.add(topic.config)
         self._writer.promote_with(-topic.number, lambda synced: self._announce(topic, synced))
         self._writer.request_sync(ticket)
 
@@ -169,9 +208,10 @@ class Catalog:
     def grow(self, topic: Topic, count: int, tx: Transaction, row: TopicRow) -> tuple[TopicRow, list[Log]]:
         """Stage growth to `count` partitions. `row` is the new row without them; return the row with them and all logs.
 
-        `grown` must follow the commit.
+        `row` has the new `spread` already, if it has one. `grown` must follow the commit.
         """
-        ids = list(range(self._next_log, self._next_log + count - len(topic.logs)))
+        logs = count if row.spread is None else len(row.spread.numbers)
+        ids = list(range(self._next_log, self._next_log + logs - len(topic.logs)))
         row = replace(row, log_ids=[*row.log_ids, *ids])
         self._stage_logs(tx, ids)
         tx.batch.put(Family.TOPICS, keys.u64(topic.number), row.encode())
@@ -179,8 +219,9 @@ class Catalog:
 
     def grown(self, topic: Topic, row: TopicRow, logs: list[Log]) -> None:
         """Apply what `grow` staged, once it is written."""
-        self._logs += len(logs) - len(topic.logs)
-        self._next_log = logs[-1].log_id + 1
+        if len(logs) > len(topic.logs):
+            self._logs += len(logs) - len(topic.logs)
+            self._next_log = logs[-1].log_id + 1
         topic.adopt(row, logs)
         self.on_configured(topic)
         self._notify_changed()
@@ -188,7 +229,8 @@ class Catalog:
     def _stage_logs(self, tx: Transaction, ids: list[int]) -> None:
         for log_id in ids:
             tx.batch.put(Family.LOGS, keys.u64(log_id), snapshot.encode(Snapshot()))
-        tx.batch.put(Family.META, _NEXT_LOG, keys.u64(ids[-1] + 1))
+        if ids:
+            tx.batch.put(Family.META, _NEXT_LOG, keys.u64(ids[-1] + 1))
 
     def _new_logs(self, ids: list[int]) -> list[Log]:
         return [Log(log_id, self._writer, self._memory, self._cache, Snapshot(), ceiling=0) for log_id in ids]
@@ -203,7 +245,10 @@ class Catalog:
         """Forget the topic once its removal is written, and wake all waiters."""
         del self.topics[topic.name], self.by_id[topic.topic_id]
         self._logs -= len(topic.logs)
-        self.counts.remove(topic.config)
+        if topic.is_part:
+            self._parts -= 1
+        else:
+            self.counts.remove(topic.config)
         self._writer.forget(-topic.number)
         for log in topic.logs:
             log.removed()
@@ -211,8 +256,9 @@ class Catalog:
 
     def reconfigured(self, topic: Topic, row: TopicRow) -> None:
         """Apply the topic's new row, once it is written."""
-        self.counts.remove(topic.config)
-        self.counts.add(row.config)
+        if not topic.is_part:
+            self.counts.remove(topic.config)
+            self.counts.add(row.config)
         topic.adopt(row, topic.logs)
         self.on_configured(topic)
 
@@ -223,8 +269,9 @@ class Catalog:
     def _announce(self, topic: Topic, synced: int) -> bool:
         if topic.visible_after > synced:
             return False
-        for callback in self.on_created:
-            callback(topic)
+        if not topic.is_part:
+            for callback in self.on_created:
+                callback(topic)
         self._notify_changed()
         return True
 

@@ -4,7 +4,7 @@ from itertools import repeat
 
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.limits import Limits
-from topics_service.engine.model import AppendRequest, Batch, TopicType
+from topics_service.engine.model import AppendRequest, Batch, Identity, TopicType
 from topics_service.storage.varbinary import Column, lengths
 
 MAX_PRIORITY = 9
@@ -22,6 +22,17 @@ def check_count(batch: Batch, limits: Limits) -> None:
 def too_many_records(limits: Limits, more: str = "") -> TopicsError:
     """The refusal of a write with too many records."""
     return TopicsError(Reason.BATCH_TOO_LARGE, f"a write takes at most {limits.max_batch_records} records{more}")
+
+
+def check_placement(name: str, identity: Identity, placement: str) -> None:
+    """Raise `topic_exists_incompatible` unless the topic is in the placement group that a PUT names, if it does."""
+    if placement and placement != identity.placement:
+        group = f'the placement group "{identity.placement}"' if identity.placement else "no placement group"
+        raise TopicsError(
+            Reason.TOPIC_EXISTS_INCOMPATIBLE,
+            f'topic "{name}" is in {group}; that can\'t be changed',
+            {"topic": name, "placement": identity.placement},
+        )
 
 
 def check_records(batch: Batch, limits: Limits) -> None:

@@ -21,6 +21,7 @@ from topics_service.engine.clock import Clock
 from topics_service.engine.errors import (
     Reason,
     TopicsError,
+    in_another_shard,
     invalid,
     partition_not_found,
     topic_not_found,
@@ -45,6 +46,8 @@ from topics_service.engine.model import (
     TopicState,
 )
 from topics_service.engine.offsets.groups import Groups
+from topics_service.engine.parts import Parts
+from topics_service.engine.placement import SINGLE, Place
 from topics_service.engine.producers import Producers
 from topics_service.engine.queue.queues import Queues
 from topics_service.engine.router.forwarding import Forwarding
@@ -107,11 +110,12 @@ class Engine:
         recover: bool = True,
         new_id: Callable[[int], str] = lambda now: str(ULID.from_timestamp(now / 1000)).lower(),
         random: Callable[[int], bytes] = os.urandom,
+        place: Place = SINGLE,
     ) -> None:
         """Recover the state in the store; O(topics). Raises StoreOpenError.
 
         `boot_id` names this boot of the machine ("" = unknown: an unclean end is then taken for a power cut);
-        `new_id` makes a ULID from a time in ms, `random` bytes for lease ids.
+        `new_id` makes a ULID from a time in ms, `random` bytes for lease ids; `place` is its shard, if it is not alone.
         With `recover` False the caller runs `recover()` in slices.
         """
         self.limits = limits or Limits()
@@ -128,7 +132,9 @@ class Engine:
             self.limits,
             prefix or names.ResourcePrefix(),
             new_id,
+            place,
         )
+        self.parts = Parts(self, self.catalog, self.writer, clock, place)
         self.capacity = Capacity(self.writer, self._memory, clock, self.limits)
         self._touched: dict[int, Log] = {}
         self.routers = Routers(
@@ -165,6 +171,8 @@ class Engine:
             yield self.recovered
         recovery.begin(self.writer, self._memory, self.blocks, stored, boot_id)
         self.catalog.load(stored)
+        self.catalog.redirects.load()
+        self.parts.load()
         self.topic_catalog.load(stored.by_number)
         self.routing.load()
         self.tables.load()
@@ -199,7 +207,7 @@ class Engine:
         if writer.expiry_ticket <= writer.synced or writer.failure is not None:
             return 0
         topic = None if name is None else self.catalog.find(name)
-        return writer.expiry_ticket if topic is None else max(log.expiry_ticket for log in topic.logs)
+        return writer.expiry_ticket if topic is None else max((log.expiry_ticket for log in topic.logs), default=0)
 
     def close(self) -> None:
         """Mark the directory as cleanly closed, unless the server is read-only; durable on return."""
@@ -230,9 +238,9 @@ class Engine:
     def sample(self, limit: int, allowed: tuple[str, ...] | None = None) -> Iterator[tuple[str, Totals]]:
         """Yield up to `limit` topics by name, as readers saw them last: nothing is read, expired or touched.
 
-        Only names that start with one of `allowed`, if given. Figures are sums over the partitions.
+        Only names that start with one of `allowed`, if given. Figures are sums over the partitions that are here.
         """
-        for name in islice(self.catalog.under(names.narrow("", allowed)), limit):
+        for name in islice(self.catalog.under(names.narrow("", allowed), parts=True), limit):
             topic = self.catalog.topics[name]
             if not self.catalog.unsynced(topic):
                 views = [log.view for log in topic.logs]
@@ -250,6 +258,7 @@ class Engine:
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
         stage: Callable[[Transaction], None] | None = None,
+        placement: str = "",
     ) -> tuple[PutTopicReply, int]:
         """Create the topic or replace its config. See TopicsApi.put_topic.
 
@@ -259,22 +268,33 @@ class Engine:
         topic = self.catalog.find(name)
         if topic is None:
             names.check_topic_name(name)
-            topic = self.catalog.create(name, config.resolve(name, given), partition_count or 1, kafka_configs)
+            names.check_placement(placement)
+            topic = self.catalog.create(
+                name, config.resolve(name, given), partition_count or 1, kafka_configs, placement
+            )
             return _put_reply(topic, created=True), topic.visible_after
+        checks.check_placement(topic.name, topic.identity, placement)
+        if topic.is_part:
+            self.catalog.redirects.check(name)
+            raise in_another_shard(name)
         resolved = config.resolve(name, given, topic.config)
         if self.topic_catalog.routes_of_topic(topic.number):
             check_target(topic, resolved)
-        count = len(topic.logs) if partition_count is None else partition_count
+        count = topic.partition_count if partition_count is None else partition_count
         self._check_growth(topic, count)
-        ticket = max(topic.visible_after, *(log.pending_ticket for log in topic.logs))
+        ticket = max([topic.visible_after, *(log.pending_ticket for log in topic.logs)])
         row = topic.row(resolved, kafka_configs=topic.kafka_configs if kafka_configs is None else kafka_configs)
-        if resolved != topic.config or row.kafka_configs != topic.kafka_configs:
-            ticket = self._reconfigure(topic, row, count, stage)
-        elif count > len(topic.logs) or stage is not None:
+        is_changed = resolved != topic.config or row.kafka_configs != topic.kafka_configs
+        if self.parts.place.count > 1 and (is_changed or count > topic.partition_count):
+            row = self.parts.revised(topic, row, count)
+        if is_changed:
+            ticket = self.reconfigure(topic, row, count, stage)
+        elif count > topic.partition_count or stage is not None:
             grown = None
             with Transaction(self.writer) as tx:
-                if count > len(topic.logs):
+                if count > topic.partition_count:
                     grown = self.catalog.grow(topic, count, tx, row)
+                    self.parts.stage_change(tx, topic, row)
                 if stage is not None:
                     stage(tx)
                 tx.commit()
@@ -316,28 +336,44 @@ class Engine:
             page.append(self._state(topic, now))
         return ListTopicsReply(topics=page, next_after=None)
 
-    def delete_topic(self, name: str, *, if_empty: bool = False) -> tuple[DeleteTopicReply, int]:
-        """Remove the topic, its rows and its routers. See TopicsApi.delete_topic."""
+    def delete_topic(self, name: str, *, if_empty: bool = False, elsewhere: int = 0) -> tuple[DeleteTopicReply, int]:
+        """Remove the topic, its rows and its routers. See TopicsApi.delete_topic.
+
+        `elsewhere` is the number of records in other shards; `Parts` has them dropped.
+        """
         topic = self.catalog.find(name)
         if topic is None:
+            self.catalog.redirects.check(name)
             return DeleteTopicReply(topic=name, deleted=False, routers_removed=[]), 0
+        if topic.is_part:
+            self.catalog.redirects.check(name)
+            raise in_another_shard(name)
         if if_empty:
             now = self._clock.now_ms()
             for log in topic.logs:
                 log.visible(topic.config, now)
-            count = sum(log.state.count for log in topic.logs)
+            count = sum(log.state.count for log in topic.logs) + elsewhere
             if count:
                 raise TopicsError(
                     Reason.TOPIC_NOT_EMPTY,
                     f'topic "{name}" holds {counted(count, "record")}',
                     {"topic": name, "count": count},
                 )
-        routers = self.routers.touching(name)
+        removed, ticket = self.remove(topic, None)
+        return DeleteTopicReply(topic=name, deleted=True, routers_removed=removed), ticket
+
+    def remove(self, topic: Topic, stage: Callable[[Transaction], None] | None) -> tuple[list[str], int]:
+        """See parts.TopicCalls."""
+        routers = self.routers.touching(topic.name)
         with Transaction(self.writer) as tx:
             self.routers.remove(routers, tx)
             self.groups.remove_topic(topic, tx)
             self.topic_catalog.stage_removal(tx, topic)
             self.catalog.remove(topic, tx)
+            if topic.spread is not None:
+                self.parts.stage_deletion(tx, topic)
+            if stage is not None:
+                stage(tx)
             tx.commit()
         for log in topic.logs:
             self._touched.pop(log.log_id, None)
@@ -345,8 +381,7 @@ class Engine:
         self.queues.forget(topic)
         self.groups.removed_topic(topic)
         self.catalog.removed(topic)
-        removed = [router.name for router in routers]
-        return DeleteTopicReply(topic=name, deleted=True, routers_removed=removed), tx.ticket
+        return [router.name for router in routers], tx.ticket
 
     # --------------------------------------------------------------- records
 
@@ -367,7 +402,7 @@ class Engine:
             first = None if key is None else log.remembered(key, topic.config, now)
             if first is not None:
                 reply = AppendReply(
-                    topic=topic.name, partition=request.partition, partition_count=len(topic.logs),
+                    topic=topic.name, partition=request.partition, partition_count=topic.partition_count,
                     first_seq=first.first_seq, count=first.count, head_seq=first.head_seq, created=False, deduped=True,
                 )  # fmt: skip
                 return reply, max(log.ticket_of(reply.last_seq), self.catalog.unsynced(topic))
@@ -396,7 +431,7 @@ class Engine:
             self.queues.added(topic, jobs)
         self._touched[log.log_id] = log
         reply = AppendReply(
-            topic=topic.name, partition=request.partition, partition_count=len(topic.logs), first_seq=first_seq,
+            topic=topic.name, partition=request.partition, partition_count=topic.partition_count, first_seq=first_seq,
             count=len(batch.datas), head_seq=s.head, created=created, deduped=False,
             fsync_gated=topic.config.durability == "fsync",
         )  # fmt: skip
@@ -408,14 +443,14 @@ class Engine:
         log = topic.partition(request.partition)
         topic.touch(now)
         s = log.visible(topic.config, now)
-        return reader.page(request, topic.config, s, log.blocks, log.stores(s), limits, len(topic.logs))
+        return reader.page(request, topic.config, s, log.blocks, log.stores(s), limits, topic.partition_count)
 
     def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]:
         """Return one page of a long read, and the topic's epoch for the next one, without waiting. See `api.bulk`."""
         topic, now = self.catalog.visible(request.topic), self._clock.now_ms()
         if request.topic_id and request.topic_id != topic.identity.topic_id:
             raise topic_recreated(request.topic, topic.identity.topic_id)
-        if request.epoch and request.epoch != topic.number:
+        if request.epoch and request.epoch != topic.identity.epoch:
             raise topic_not_found(request.topic)
         log = topic.partition(request.partition)
         topic.touch(now)
@@ -427,7 +462,7 @@ class Engine:
             topic.name, s, log.blocks, from_seq, request.limit, request.max_batch_bytes, nodes, request.end_seq,
             scan=True, match=request.filter, stores=log.stores(s), partition=request.partition,
         )  # fmt: skip
-        return reply, topic.number
+        return reply, topic.identity.epoch
 
     def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:
         """Return the first live seq with a record time of `ts` (ms) or later (head + 1 if none), and the head."""
@@ -465,7 +500,7 @@ class Engine:
         deleted, s, ticket = log.delete(topic.config, self._clock.now_ms(), request.before_seq, request.match)
         self._touched[log.log_id] = log
         reply = DeleteReply(
-            topic=topic.name, partition=request.partition, partition_count=len(topic.logs), deleted=deleted,
+            topic=topic.name, partition=request.partition, partition_count=topic.partition_count, deleted=deleted,
             earliest_seq=s.earliest, head_seq=s.head, count=s.count, bytes=s.bytes,
         )  # fmt: skip
         return reply, ticket
@@ -523,10 +558,11 @@ class Engine:
             else:
                 store.write(batch)
         self.groups.sweep()
+        self.parts.sweep()
         topics, examined = self.catalog.topics, 0
         for name in topics.irange(minimum=self._ttl_cursor, inclusive=(False, True)):
             self._ttl_cursor, topic = name, topics[name]
-            examined += topic.partition_count
+            examined += topic.log_count
             if topic.config.ttl_ms:
                 examined += _OPENED * topic.is_dormant
                 for log in topic.logs:
@@ -541,12 +577,12 @@ class Engine:
     # ------------------------------------------------------------- internals
 
     def _state(self, topic: Topic, now: int, partition: int = 0) -> TopicState:
-        state = topic.state(topic.logs[partition].visible(topic.config, now), now, partition)
+        state = topic.state(topic.partition(partition).visible(topic.config, now), now, partition)
         if topic.config.type == "queue":
             state.queue = self.queues.state(topic)
-        if len(topic.logs) > 1:
+        if topic.partition_count > 1:
             state.partitions = [
-                partition_state(number, log.visible(topic.config, now)) for number, log in enumerate(topic.logs)
+                partition_state(number, log.visible(topic.config, now)) for number, log in topic.numbered()
             ]
         return state
 
@@ -556,6 +592,7 @@ class Engine:
 
     def _stage_for(self, request: AppendRequest, tx: Transaction) -> Topic:
         """Stage the creation of the topic that the request writes to."""
+        self.catalog.redirects.check(request.topic)
         given = request.config or ConfigInput()
         create = request.create
         if create is None:
@@ -563,6 +600,8 @@ class Engine:
         if not create:
             raise topic_not_found(request.topic)
         names.check_topic_name(request.topic)
+        if self.parts.place.count > 1 and not self.parts.place.is_home(request.topic):
+            raise topic_not_found(request.topic)  # its home says whether it is to be made
         if request.partition:
             raise partition_not_found(request.topic, request.partition, 1)
         resolved = config.resolve(request.topic, given)
@@ -571,20 +610,20 @@ class Engine:
 
     def _check_growth(self, topic: Topic, count: int) -> None:
         """Raise for a number of partitions that the topic can't have."""
-        if count == len(topic.logs):
+        if count == topic.partition_count:
             return
         self.catalog.check_partitions(topic.config, count)
-        if count < len(topic.logs):
+        if count < topic.partition_count:
             raise TopicsError(
                 Reason.TOPIC_EXISTS_INCOMPATIBLE,
-                f'topic "{topic.name}" has {counted(len(topic.logs), "partition")}; they can\'t be removed',
-                {"topic": topic.name, "partition_count": len(topic.logs)},
+                f'topic "{topic.name}" has {counted(topic.partition_count, "partition")}; they can\'t be removed',
+                {"topic": topic.name, "partition_count": topic.partition_count},
             )
         if self.routers.touching(topic.name):
             raise invalid(f'"{topic.name}" is an end of a router, which has one partition')
-        self.catalog.check_capacity(count - len(topic.logs))
+        self.catalog.check_capacity(self.parts.local(topic, count) - len(topic.logs))
 
-    def _reconfigure(
+    def reconfigure(
         self, topic: Topic, row: TopicRow, count: int, stage: Callable[[Transaction], None] | None = None
     ) -> int:
         """Replace the config, with `count` partitions; tightened caps and TTL take effect in the same write."""
@@ -608,8 +647,10 @@ class Engine:
                     log.renew_ceiling(tx.batch)
                 log.stage(tx, s, resolved, hold=True)
             self.queues.stage_config(tx, topic, resolved)
-            if count > len(topic.logs):
+            if count > topic.partition_count:
                 grown = self.catalog.grow(topic, count, tx, row)
+            if row.spread is not None:
+                self.parts.stage_change(tx, topic, row)
             if stage is not None:
                 stage(tx)
             ticket = tx.commit()

@@ -58,6 +58,21 @@ def group_not_found(name: str) -> TopicsError:
     return TopicsError(Reason.GROUP_NOT_FOUND, f'group "{name}" does not exist', {"group": name})
 
 
+def in_another_shard(name: str, partition: int | None = None) -> TopicsError:
+    """The call came to a shard that has not got the topic's home, or this partition: 500 `internal`."""
+    what = f'topic "{name}"' if partition is None else f'partition {partition} of topic "{name}"'
+    detail: dict[str, Any] = {"topic": name, "in_another_shard": True}
+    if partition is not None:
+        detail["partition"] = partition
+    return TopicsError(Reason.INTERNAL, f"{what} is in another shard", detail)
+
+
+def is_in_another_shard(error: TopicsError, name: str) -> bool:
+    """Return whether it is such an error about this topic."""
+    detail = error.detail or {}
+    return detail.get("in_another_shard") is True and detail.get("topic") == name
+
+
 def partition_not_found(name: str, partition: int, count: int) -> TopicsError:
     """The topic has no partition of this number: 404 `partition_not_found`."""
     detail = {"topic": name, "partition": partition, "partition_count": count}

@@ -318,13 +318,17 @@ class PutTopicReply(Struct, kw_only=True):
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """Identity of a topic: `topic_id` is unique forever, `slug` and `rrl` are labels, `epoch` grows on each create."""
+    """Identity of a topic: `topic_id` is unique forever, `slug` and `rrl` are labels, `epoch` grows on each create.
+
+    `placement` is the group of topics that lie in one shard, empty for none.
+    """
 
     topic_id: str
     slug: str
     rrl: str
     epoch: int
     partition_count: int = 1
+    placement: str = ""
 
 
 class QueueCounters(Struct, frozen=True, kw_only=True):

@@ -44,6 +44,12 @@ def check_group_name(name: str) -> None:
         raise invalid(f"a group name has 1 to {_GROUP_NAME_MAX} characters")
 
 
+def check_placement(name: str) -> None:
+    """Raise `invalid_request` unless `name` may name a placement group: as a topic, or empty for none."""
+    if name and _NAME.fullmatch(name) is None:
+        raise invalid("a placement is named as a topic is: 1 to 255 characters from A-Z a-z 0-9 . _ : -")
+
+
 def narrow(prefix: str, allowed: tuple[str, ...] | None) -> list[str]:
     """Prefixes of the names that start with `prefix` and with one of `allowed` (None: any), disjoint and in order."""
     if allowed is None:

@@ -26,11 +26,13 @@ _LISTED = 1000
 _HEAD = struct.Struct(">hqB")
 _BATCH = struct.Struct(">iiQ")
 
+SequenceFault = Literal["out_of_order", "stale_epoch"]
+
 
 class SequenceError(Exception):
     """A batch does not follow the one before it: its number is not the next one, or its epoch is an old one."""
 
-    def __init__(self, kind: Literal["out_of_order", "stale_epoch"], message: str) -> None:
+    def __init__(self, kind: SequenceFault, message: str) -> None:
         super().__init__(message)
         self.kind = kind
 

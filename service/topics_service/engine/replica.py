@@ -117,7 +117,7 @@ class Replica:
             frozenset(request.nodes if config.dedupe_node else ()), request.end_seq,
             scan=True, match=request.filter, stores=(self._store,), partition=request.partition,
         )  # fmt: skip
-        return reply, number
+        return reply, view.row.epoch(number)
 
     def diff(self, request: DiffRequest) -> DiffReply:
         """One page, as `Engine.diff`. Raises `not_ready` as `bulk`, and if there is nothing to return and the request
@@ -125,7 +125,7 @@ class Replica:
         _, view = self._view(request.topic, request.partition)
         self._check_expired(view, request.partition, request.from_seq)
         reply = reader.page(
-            request, view.row.config, view.state, view.blocks, (self._store,), self.limits, len(view.row.log_ids)
+            request, view.row.config, view.state, view.blocks, (self._store,), self.limits, view.row.partition_count
         )
         if request.wait_ms > 0 and not reply.slices and reply.tombstone is None and reply.caught_up:
             raise _elsewhere(request.topic, request.partition, "records are waited for")
@@ -138,11 +138,13 @@ class Replica:
         """
         number, view = self._view(name, partition)
         row = view.row
-        if row.config.type == "queue" or len(row.log_ids) > _VIEWS:
+        if row.config.type == "queue" or row.partition_count > _VIEWS:
             raise _elsewhere(name, partition, "it is a queue, or has many partitions")
+        if row.spread is not None:
+            raise _elsewhere(name, partition, "other shards may have partitions of it")
         self._check_expired(view, partition)
         state = Topic(number, row, []).state(view.state, self._clock.now_ms(), partition)
-        if len(row.log_ids) > 1:
+        if row.partition_count > 1:
             views = [self._view(name, each)[1] for each in range(len(row.log_ids))]
             for each, other in enumerate(views):
                 self._check_expired(other, each)
@@ -176,10 +178,12 @@ class Replica:
         number, row = self._topic(name)
         if topic_id and topic_id != row.topic_id:
             raise topic_recreated(name, row.topic_id)
-        if epoch and epoch != number:
+        if epoch and epoch != row.epoch(number):
             raise topic_not_found(name)
-        if not 0 <= partition < len(row.log_ids):
-            raise partition_not_found(name, partition, len(row.log_ids))
+        if not 0 <= partition < row.partition_count:
+            raise partition_not_found(name, partition, row.partition_count)
+        if partition not in row.numbers:
+            raise _elsewhere(name, partition, "it is in another shard")
         key = number, partition
         view = self._views.get(key)
         if view is None or view.generation != self._store.generation:
@@ -221,7 +225,7 @@ class Replica:
     def _load(self, row: TopicRow, partition: int) -> _View:
         if row.config.durability == "ephemeral":
             raise _elsewhere(row.name, partition, "its records are in memory only")
-        log_id, store = row.log_ids[partition], self._store
+        log_id, store = row.log_ids[row.numbers.index(partition)], self._store
         with _damage(f'the state of partition {partition} of topic "{row.name}"'):
             s = read_state(store, log_id, row.config.durability)
         if s.volatile_from:

@@ -58,7 +58,7 @@ class StoredCatalog:
         self.by_number: dict[int, Topic] = {}
         self.by_id: dict[str, Topic] = {}
         self.counts = TopicCounts()
-        self.partitions = 0
+        self.partitions = self.parts = 0
         self.logs = StoredLogs()
         self._open_log = self.logs.open  # one object for all topics
         self.rows = 0
@@ -127,7 +127,7 @@ class StoredCatalog:
                 yield
         for rows in self._slices(Family.TOPICS, _SLICE):
             found = [self._put(key, value) for key, value in rows]
-            self.counts.add_all([topic.config for topic in found if topic is not None])
+            self.counts.add_all([topic.config for topic in found if topic is not None and not topic.is_part])
             yield
 
     def _slices(self, family: Family, count: int) -> Iterator[list[tuple[bytes, bytes]]]:
@@ -152,7 +152,7 @@ class StoredCatalog:
         if family is Family.TOPICS:
             if value is None:
                 self._remove(key)
-            elif (topic := self._put(key, value)) is not None:
+            elif (topic := self._put(key, value)) is not None and not topic.is_part:
                 self.counts.add(topic.config)
         elif stop is not None:
             self.logs.delete_range(family, key, stop)
@@ -172,8 +172,11 @@ class StoredCatalog:
             self.logs.damaged.pop((Family.TOPICS, key), None)
         try:
             row = decode_catalog_row(value)
-            if not row.log_ids:
-                raise ValueError("it has no partition")
+            if row.spread is None:
+                if not row.log_ids:
+                    raise ValueError("it has no partition")
+            elif len(row.numbers) != len(row.log_ids):
+                raise ValueError(f"it has {len(row.log_ids)} logs for {len(row.numbers)} partitions")
             raw = bytes(row.config)
             config = self._configs.get(raw) or self._config(raw)
         except DAMAGE as error:
@@ -183,13 +186,14 @@ class StoredCatalog:
         for log_id in row.log_ids:
             if log_id not in logs:
                 logs.damaged[Family.LOGS, keys.u64(log_id)] = _MISSING
-        topic = Topic.dormant(number, name, config, value, tuple(row.log_ids), self._open_log)
+        topic = Topic.dormant(number, name, config, value, tuple(row.log_ids), self._open_log, row.spread)
         self.by_number[number] = self.by_id[row.topic_id] = topic
         if self._work is None:
             self.topics[name] = topic
         else:
             self._unsorted[name] = topic
         self.partitions += len(row.log_ids)
+        self.parts += topic.is_part
         return topic
 
     def _config(self, raw: bytes) -> TopicConfig:
@@ -212,8 +216,11 @@ class StoredCatalog:
             self._unsorted.pop(topic.name, None)
             self.topics.pop(topic.name, None)
             self.by_id.pop(topic.topic_id, None)
-            self.counts.remove(topic.config)
-            self.partitions -= topic.partition_count
+            if topic.is_part:
+                self.parts -= 1
+            else:
+                self.counts.remove(topic.config)
+            self.partitions -= len(topic.stored_log_ids)
         return topic
 
     # ------------------------------------------------------------------ damage

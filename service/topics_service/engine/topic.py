@@ -1,13 +1,15 @@
 """A topic: its identity, configuration, recency and logs."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec import Struct
 
-from topics_service.engine.errors import partition_not_found
+from topics_service.engine.errors import in_another_shard, partition_not_found
 from topics_service.engine.log import Log
 from topics_service.engine.model import Durability, Identity, PartitionState, TopicConfig, TopicState
+from topics_service.engine.placement import Spread
 from topics_service.engine.snapshot import Snapshot
 
 _AUTO_MAX = 500
@@ -16,7 +18,10 @@ _AUTO_FLOOR_MS = 300_000
 
 
 class TopicRow(Struct, kw_only=True, array_like=True):
-    """The catalog row of a topic. New fields go to the end, with a default."""
+    """The catalog row of a topic. New fields go to the end, with a default.
+
+    Without a `spread` all partitions are here, and no other shard knows the topic.
+    """
 
     version: int = 1
     name: str
@@ -27,10 +32,28 @@ class TopicRow(Struct, kw_only=True, array_like=True):
     log_ids: list[int]
     created_ts: int
     kafka_configs: dict[str, str] = {}
+    placement: str = ""
+    spread: Spread | None = None
 
     def encode(self) -> bytes:
         """The stored form."""
-        return msgspec.msgpack.encode(self)
+        if self.spread is not None:
+            return msgspec.msgpack.encode(self)
+        return msgspec.msgpack.encode(msgspec.structs.astuple(self)[: -1 if self.placement else -2])
+
+    @property
+    def partition_count(self) -> int:
+        """The number of partitions, in all shards."""
+        return len(self.log_ids) if self.spread is None else self.spread.partition_count
+
+    @property
+    def numbers(self) -> range:
+        """The partitions that the logs are of."""
+        return range(len(self.log_ids)) if self.spread is None else self.spread.numbers
+
+    def epoch(self, number: int) -> int:
+        """The epoch that clients see of a topic with this number as its catalog key."""
+        return number if self.spread is None else self.spread.epoch or number
 
 
 decode_row = msgspec.msgpack.Decoder(TopicRow).decode
@@ -43,8 +66,9 @@ class LogOpener(Protocol):
 
 
 class Topic:
-    """A live topic. `number` is its catalog key and epoch: it grows with every topic created, so a recreated topic
-    never looks like the one before. One log for each partition.
+    """A live topic. `number` is its catalog key: it grows with every topic created, so a recreated topic never looks
+    like the one before. `identity.epoch` is that of the topic's home. One log for each partition that is here: the
+    home of a topic with a `spread`, and each *part* of it in another shard, have only some of them, or none.
 
     A topic that recovery found is dormant until its row or its logs are used: a server may have a million topics, of
     which most are idle. The first use decodes them, in about 10 us; it reads memory only.
@@ -60,6 +84,8 @@ class Topic:
         "logs",
         "name",
         "number",
+        "partition_count",
+        "spread",
         "stored_log_ids",
         "touched_ts",
         "visible_after",
@@ -69,6 +95,9 @@ class Topic:
     _row: TopicRow
     identity: Identity
     logs: list[Log]
+    partition_count: int
+    """The number of partitions, in all shards."""
+    spread: Spread | None
     stored_log_ids: tuple[int, ...]
     """The ids of the logs of a dormant topic."""
 
@@ -82,16 +111,25 @@ class Topic:
 
     @classmethod
     def dormant(
-        cls, number: int, name: str, config: TopicConfig, row: bytes, log_ids: tuple[int, ...], open_log: LogOpener
+        cls,
+        number: int,
+        name: str,
+        config: TopicConfig,
+        row: bytes,
+        log_ids: tuple[int, ...],
+        open_log: LogOpener,
+        spread: Spread | None = None,
     ) -> "Topic":
-        """A topic that is opened when it is used. `name`, `config` and `log_ids` are those of its row, which is valid
-        and up to date."""
+        """A topic that is opened when it is used. `name`, `config`, `log_ids` and `spread` are those of its row, which
+        is valid and up to date."""
         topic = cls.__new__(cls)
         topic.number = number
         topic.name = name
         topic.config = config
         topic.last_read_ts = topic.touched_ts = None
         topic.visible_after = 0
+        topic.spread = spread
+        topic.partition_count = len(log_ids) if spread is None else spread.partition_count
         topic._stored = row
         topic.stored_log_ids = log_ids
         topic._open_log = open_log
@@ -101,14 +139,20 @@ class Topic:
         """Take over a new catalog row and these logs; name and identity stay."""
         self._stored: bytes | None = None
         self.logs = logs
-        for partition, log in enumerate(logs):
-            log.blocks.topic_partition = (self.name, partition)
         self._identify(row)
+        for partition, log in self.numbered():
+            log.blocks.topic_partition = (self.name, partition)
 
     def _identify(self, row: TopicRow) -> None:
-        self._row, self.config = row, row.config
+        self._row, self.config, self.spread = row, row.config, row.spread
+        count = self.partition_count = row.partition_count
         self.identity = Identity(
-            topic_id=row.topic_id, slug=row.slug, rrl=row.rrl, epoch=self.number, partition_count=len(row.log_ids)
+            topic_id=row.topic_id,
+            slug=row.slug,
+            rrl=row.rrl,
+            epoch=row.epoch(self.number),
+            partition_count=count,
+            placement=row.placement,
         )
 
     if not TYPE_CHECKING:  # mypy would allow any attribute
@@ -133,14 +177,24 @@ class Topic:
         return self._stored is not None
 
     @property
-    def partition_count(self) -> int:
-        """The number of partitions; a dormant topic stays dormant."""
+    def is_part(self) -> bool:
+        """Return whether the topic's home is another shard."""
+        return self.spread is not None and self.spread.epoch != 0
+
+    @property
+    def log_count(self) -> int:
+        """The number of logs that are here; a dormant topic stays dormant."""
         return len(self.logs if self._stored is None else self.stored_log_ids)
 
     @property
     def topic_id(self) -> str:
         """The id; a dormant topic stays dormant."""
         return self.identity.topic_id if self._stored is None else decode_row(self._stored).topic_id
+
+    @property
+    def placement(self) -> str:
+        """The placement group that it was made for, empty for none."""
+        return self._row.placement
 
     @property
     def created_ts(self) -> int:
@@ -159,17 +213,33 @@ class Topic:
     @property
     def log(self) -> Log:
         """The log of partition 0, the only partition of queues and of a router's ends."""
-        return self.logs[0]
+        return self.logs[0] if self.spread is None else self.partition(0)
 
     def partition(self, number: int) -> Log:
-        """The log of a partition. Raises `partition_not_found`."""
-        if not 0 <= number < len(self.logs):
-            raise partition_not_found(self.name, number, len(self.logs))
-        return self.logs[number]
+        """The log of a partition. Raises `partition_not_found`, and `internal` for one that is in another shard."""
+        if self.spread is None and 0 <= number < len(self.logs):
+            return self.logs[number]
+        if not 0 <= number < self.partition_count:
+            raise partition_not_found(self.name, number, self.partition_count)
+        found = self.find_log(number)
+        if found is None:
+            raise in_another_shard(self.name, number)
+        return found
+
+    def find_log(self, number: int) -> Log | None:
+        """The log of a partition, if it is here."""
+        if self.spread is None:
+            return self.logs[number] if 0 <= number < len(self.logs) else None
+        numbers = self.spread.numbers
+        return self.logs[numbers.index(number)] if number in numbers else None
+
+    def numbered(self) -> Iterator[tuple[int, Log]]:
+        """Yield the logs that are here, with the numbers of their partitions."""
+        return enumerate(self.logs) if self.spread is None else zip(self.spread.numbers, self.logs, strict=False)
 
     def partition_bytes(self, number: int) -> int:
         """Bytes of the records in an existing partition, as readers saw them last."""
-        return self.logs[number].view.bytes
+        return self.partition(number).view.bytes
 
     def touch(self, now: int, *, read: bool = True) -> None:
         """Count a consumption for recency; `read` False leaves `last_read_ts` alone (a list with touch)."""

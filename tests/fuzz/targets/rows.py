@@ -26,9 +26,12 @@ from topics_service.engine.offsets.positions import (
     read_position_key,
 )
 from topics_service.engine.offsets.positions import decode_row as decode_group
+from topics_service.engine.parts import Pending, decode_marker, decode_pending
+from topics_service.engine.placement import Spread
 from topics_service.engine.queue import leases
 from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.deadletters import origin, stamp, strip
+from topics_service.engine.redirects import Redirect, decode_redirect
 from topics_service.engine.router import provenance
 from topics_service.engine.router.router import RouterConfig, RouterRow, decode_cursor
 from topics_service.engine.router.router import decode_row as decode_router
@@ -45,6 +48,9 @@ _TOPIC = TopicRow(
     name="t", topic_id="top_x", slug="t", rrl="r", config=TopicConfig(cap_records=9, retain_until_acked_by=("g",)),
     log_ids=[1, 2], created_ts=5, kafka_configs={"a": "b"},
 )  # fmt: skip
+_PART = replace(_TOPIC, spread=Spread(5, 1, 3, epoch=7, revision=2))
+_HOME = replace(_TOPIC, log_ids=[4], spread=Spread(1, 0, 8, shards=(2, 5)))
+_PENDING = Pending("top_x", 7, 2, True, (2, 5))
 _ROUTER = RouterRow(name="r", config=RouterConfig(source="a", dest="b", filter=TagMatch("Glob", b"x")), created_ts=3)
 _DELIVERY = leases.Delivery("worker", "lease_" + "ab" * 16, 99, 2, 3)
 _ATTEMPTS = (Attempt(1, 98, "worker", "why", True), Attempt(2, 99, "other", ""))
@@ -125,7 +131,7 @@ TARGETS = (
         name="row of a topic",
         decode=decode_topic,
         errors=DAMAGE,
-        samples=[_TOPIC.encode()],
+        samples=[_TOPIC.encode(), _PART.encode(), _HOME.encode()],
         covers=(f"{_ENGINE}.topic",),
         again=TopicRow.encode,
     ),
@@ -133,8 +139,31 @@ TARGETS = (
         name="row of a topic at a start",
         decode=_topic_at_a_start,
         errors=DAMAGE,
-        samples=[_TOPIC.encode()],
+        samples=[_TOPIC.encode(), _PART.encode(), _HOME.encode()],
         covers=(f"{_ENGINE}.stored_catalog",),
+    ),
+    Target(
+        name="pending change of a topic",
+        decode=decode_pending,
+        errors=DAMAGE,
+        samples=[msgspec.msgpack.encode(_PENDING)],
+        covers=(f"{_ENGINE}.parts",),
+        again=msgspec.msgpack.encode,
+    ),
+    Target(
+        name="redirect of a topic",
+        decode=decode_redirect,
+        errors=DAMAGE,
+        samples=[msgspec.msgpack.encode(Redirect(3, "orders", 1))],
+        covers=(f"{_ENGINE}.redirects:load",),
+        again=msgspec.msgpack.encode,
+    ),
+    Target(
+        name="marker of a dropped part",
+        decode=decode_marker,
+        errors=(),
+        samples=[keys.pair(7, 1 << 40)],
+        covers=(f"{_ENGINE}.parts:decode_marker",),
     ),
     Target(
         name="ceiling of a log",

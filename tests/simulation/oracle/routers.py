@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from simulation.oracle.topics import History, TopicModel, back, keep, prune
 from support.log_model import LogState, Rec, demand, matches, read
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.router.hops import MAX_HOPS, Hops
+from topics_service.engine.router.hops import MAX_HOPS
+from topics_service.engine.router.rings import EndHops
 from topics_service.engine.router.router import PutRouterRequest, Router, RouterConfig
 from topics_service.storage.block import Block
 
@@ -102,19 +103,19 @@ class Routers:
         forwarding = self._world.engine.routers.forwarding
         step = forwarding.step
 
-        def checked(router: Router, source_hops: Hops | None = None, dest_hops: Hops | None = None) -> bool:
+        def checked(router: Router, ends: EndHops | None = None) -> bool:
             world = self._world
             source = world.topics.by_name[router.config.source]
             world.look(source)
             dest = world.topics.by_name[router.config.dest]
             demand((source.number, dest.number) == self.standing[router.name][1:3], "a router has changed its ends")
             shown, before, head = source.log.view, router.cursor, dest.log.written.head
-            goes_round = 0 if source_hops is None else source_hops.at(before + 1)[0]
+            goes_round = 0 if ends is None else ends.source.at(before + 1)[0]
             stalls = world.disk.refused
             error: TopicsError | None = None
             more: bool | None = None
             try:
-                more = step(router, source_hops, dest_hops)
+                more = step(router, ends)
                 return more
             except TopicsError as refused:
                 error = refused
@@ -129,7 +130,7 @@ class Routers:
                     demand(more == (router.cursor < shown.head), "a slice that does not know whether there is more")
                 code = None if error is None else error.reason.code
                 if code == "throttled" and world.disk.refused == stalls:
-                    is_full = not goes_round and dest_hops is not None and dest_hops.is_full
+                    is_full = not goes_round and ends is not None and ends.dest.is_full
                     demand(is_full, "a router waits, and its destination has room for copies that go round")
                 elif code in ("topic_full", "record_too_large"):
                     self._check_stop(router, shown, dest)

@@ -13,13 +13,19 @@ from topics_proto.v1 import topics_service_pb2 as pb
 class Topics(Base):
     """Calls on topics as a whole."""
 
-    def put_topic(self, topic: str, config: TopicConfig | None = None, *, partitions: int = 0) -> TopicPut:
+    def put_topic(
+        self, topic: str, config: TopicConfig | None = None, *, partitions: int = 0, placement: str = ""
+    ) -> TopicPut:
         """Create a topic, or replace the entire configuration of an existing one.
 
         Fields that `config` leaves unset take their defaults. `partitions` can be raised, never lowered; 0 means one
-        for a new topic and no change for an existing one. Raises ConflictError for another type or fewer partitions.
+        for a new topic and no change for an existing one. New topics with the same `placement`
+        lie in one shard, where the server has several. Raises ConflictError for another type or placement, or fewer
+        partitions.
         """
-        request = pb.PutTopicRequest(topic=topic, config=config_message(config), partition_count=partitions)
+        request = pb.PutTopicRequest(
+            topic=topic, config=config_message(config), partition_count=partitions, placement=placement
+        )
         reply = self.connection.unary(self.connection.topics.PutTopic, request)
         return TopicPut(
             topic=reply.topic,
@@ -28,6 +34,7 @@ class Topics(Base):
             topic_id=reply.topic_id,
             epoch=reply.epoch,
             partition_count=reply.partition_count,
+            placement=reply.placement,
         )
 
     def get_topic(self, topic: str, *, partition: int = 0, touch: bool = True) -> TopicInfo:

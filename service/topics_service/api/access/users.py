@@ -79,6 +79,21 @@ class Users:
         self._refresh()
         self.on_change()
 
+    @property
+    def stored(self) -> list[UserRow]:
+        """The users of CREATE USER."""
+        return list(self._rows.values())
+
+    def replace_stored(self, rows: Iterable[UserRow]) -> None:
+        """Replace the users of CREATE USER, for a process that only follows them."""
+        new = {row.name: row for row in rows}
+        if new != self._rows:
+            changed = {*self._rows, *new}
+            self._rows = new
+            for name in changed:
+                self._set(name)
+            self.on_change()
+
     def put_row(self, row: UserRow) -> None:
         """Add a user of CREATE USER, or replace it."""
         self._rows[row.name] = row

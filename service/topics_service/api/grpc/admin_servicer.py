@@ -85,7 +85,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     async def GetMetrics(self, request: pb.GetMetricsRequest, context: Context) -> pb.GetMetricsResponse:
         metrics = self._api.metrics
         if request.format == pb.METRICS_FORMAT_JSON:
-            return pb.GetMetricsResponse(content_type=JSON_TYPE, body=metrics.json())
+            return pb.GetMetricsResponse(content_type=JSON_TYPE, body=await metrics.json())
         return pb.GetMetricsResponse(content_type=TEXT_TYPE, body=await metrics.text(caller().prefixes))
 
     async def ListBulkReaders(self, request: pb.ListBulkReadersRequest, context: Context) -> pb.ListBulkReadersResponse:

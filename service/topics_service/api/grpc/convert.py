@@ -46,6 +46,7 @@ def put_topic_response(reply: PutTopicReply) -> pb.PutTopicResponse:
         rrl=identity.rrl,
         epoch=identity.epoch,
         partition_count=identity.partition_count,
+        placement=identity.placement,
     )
 
 
@@ -71,6 +72,7 @@ def topic_state(state: TopicState) -> topic_pb2.TopicState:
         epoch=identity.epoch,
         partition_count=identity.partition_count,
         partition=state.partition,
+        placement=identity.placement,
         partitions=map(_partition_state, state.partitions),
     )
 

@@ -6,7 +6,7 @@ from typing import Final
 from topics_proto.v1 import errors_pb2, record_pb2, stream_pb2
 from topics_service.api.grpc.convert import tombstone_message
 from topics_service.api.grpc.record_runs import Parts, RunCache
-from topics_service.api.watch_stream import WatchStream
+from topics_service.api.watch_stream import SessionStream
 from topics_service.engine.errors import Reason
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import Slice
@@ -34,7 +34,7 @@ class FrameWriter:
     message becomes several, each with its own part of the way.
     """
 
-    def __init__(self, runs: RunCache, limits: Limits, stream: WatchStream) -> None:
+    def __init__(self, runs: RunCache, limits: Limits, stream: SessionStream) -> None:
         """`runs` is shared by all streams."""
         request = stream.request
         self._runs = runs

@@ -3,11 +3,14 @@
 import logging
 
 
-def server_options(max_message_bytes: int, max_connections: int = 0) -> list[tuple[str, int]]:
-    """The options of a server with limits of request bytes and connections; 0 is no limit."""
+def server_options(
+    max_message_bytes: int, max_connections: int = 0, *, is_shared: bool = False
+) -> list[tuple[str, int]]:
+    """The options of a server with limits of request bytes and connections; 0 is no limit. Its port is for it alone
+    unless it `is_shared`."""
     return [
         *([("grpc.max_allowed_incoming_connections", max_connections)] if max_connections else []),
-        ("grpc.so_reuseport", 0),  # else a second server shares the port and takes half of the calls
+        ("grpc.so_reuseport", int(is_shared)),  # else a second server shares the port and takes half of the calls
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
         # The defaults drop clients that ping more often than every five minutes, or without a call.

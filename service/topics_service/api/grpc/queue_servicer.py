@@ -3,6 +3,7 @@
 
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from grpc.aio import ServicerContext
@@ -60,15 +61,15 @@ class QueueServicer(queue_service_pb2_grpc.QueueServiceServicer):
         return _timed(jobs.extend_response(reply), started)
 
     async def Work(self, request: pb.WorkRequest, context: Context) -> AsyncIterator[pb.WorkResponse]:
-        with self._api.queues.work(jobs.claim_request(request), principal=caller()) as stream:
-            async for frame in stream:
+        async with aclosing(self._api.queues.push(jobs.claim_request(request), principal=caller())) as frames:
+            async for frame in frames:
                 yield jobs.work_frame(request.topic, frame)
                 if isinstance(frame, ErrorFrame) and frame.terminal:
                     raise TopicsError(frame.reason, frame.message, retry_after_ms=frame.retry_after_ms)
 
     async def StopWork(self, request: pb.StopWorkRequest, context: Context) -> pb.StopWorkResponse:
         started = time.perf_counter()
-        held = self._api.queues.stop_work(request.topic, request.node)
+        held = await self._api.queues.stop_work(request.topic, request.node)
         return _timed(pb.StopWorkResponse(topic=request.topic, held=held), started)
 
     async def Redrive(self, request: pb.RedriveRequest, context: Context) -> pb.RedriveResponse:

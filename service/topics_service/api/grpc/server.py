@@ -64,7 +64,8 @@ class GrpcPort:
     """One TCP port of gRPC with health and reflection, in the clear without `credentials`.
 
     Lives on the event loop that calls `start`; starts once. Beyond `max_connections` (0: no limit) further ones are
-    closed at once. The health of every service is NOT_SERVING until `set_serving(True)`.
+    closed at once. The health of every service is NOT_SERVING until `set_serving(True)`. Other processes can listen on
+    a port that `is_shared`.
     """
 
     def __init__(
@@ -75,11 +76,13 @@ class GrpcPort:
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         credentials: grpc.ServerCredentials | None = None,
         max_connections: int = 0,
+        is_shared: bool = False,
     ) -> None:
         self._host = host
         self._port = port
+        self._is_shared = is_shared
         self._credentials = credentials
-        self._options = server_options(max_message_bytes, max_connections)
+        self._options = server_options(max_message_bytes, max_connections, is_shared=is_shared)
         self._health = health.HealthServicer(("", *SERVICE_NAMES))
         self._server: grpc.aio.Server | None = None
 
@@ -94,7 +97,8 @@ class GrpcPort:
         reflection.enable_server_reflection((*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         host = f"[{self._host}]" if ":" in self._host else self._host
         address = f"{host}:{self._port}"
-        _check(self._host, self._port)
+        if not self._is_shared:
+            _check(self._host, self._port)
         try:
             if self._credentials is None:
                 port = server.add_insecure_port(address)

@@ -51,6 +51,7 @@ class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
             config_input(request.config),
             principal=caller(),
             partition_count=request.partition_count or None,
+            placement=request.placement,
         )
         return _timed(convert.put_topic_response(reply), started)
 

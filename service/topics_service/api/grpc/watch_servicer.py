@@ -2,8 +2,8 @@
 # ruff: noqa: N802  # methods carry the names of the proto
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import aclosing
 from typing import Any, Final
 
 import grpc
@@ -15,7 +15,7 @@ from topics_service.api.grpc.frames import FrameWriter, position_message
 from topics_service.api.grpc.guard import caller
 from topics_service.api.grpc.record_runs import RunCache
 from topics_service.api.interfaces import Topics
-from topics_service.api.watch_stream import WatchStream
+from topics_service.api.watch_stream import SessionStream
 from topics_service.engine.errors import TopicsError, invalid
 from topics_service.engine.watch.frames import ErrorFrame, WatchRequest, WatchTopic
 from topics_service.engine.watch.scope import by_topic_partition
@@ -86,9 +86,9 @@ class WatchServicer:
             async for message in messages:
                 yield message
 
-    async def _messages(self, opened: AbstractContextManager[WatchStream]) -> AsyncGenerator[bytes, None]:
+    async def _messages(self, opened: Awaitable[SessionStream]) -> AsyncGenerator[bytes, None]:
         """All of a stream; it ends with the status of a terminal error."""
-        with opened as stream:
+        with await opened as stream:
             writer = FrameWriter(self._runs, self._api.limits, stream)
             yield writer.subscribed()
             async for frame in stream:

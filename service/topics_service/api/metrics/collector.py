@@ -6,6 +6,7 @@ a test keeps it in step.
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,8 +15,8 @@ from typing import Any, Final, Protocol
 import msgspec
 from prometheus_client.metrics_core import Metric
 
-from topics_service.api.metrics.exposition import counter, gauge, gauges, histogram, labelled, render
-from topics_service.api.metrics.families import Disk, cluster, kafka, requests, sql, storage
+from topics_service.api.metrics.exposition import Table, counter, gauge, histogram, of_process, render
+from topics_service.api.metrics.families import Disk, cluster, kafka, requests, sql, storage, traces
 from topics_service.api.scheduling.commit import CommitStatistics
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
@@ -100,19 +101,77 @@ class Exposition(Protocol):
     @property
     def errors(self) -> Counter[str]: ...
     async def text(self, allowed: tuple[str, ...] | None = None) -> bytes:
-        """See Metrics."""
+        """See Counters."""
         ...
 
-    def json(self) -> bytes:
-        """See Metrics."""
+    async def json(self) -> bytes:
+        """See Counters."""
         ...
 
 
-class Metrics:
-    """Reads the counters of the engine, the commit thread and the protocols. Answers in every state of the server.
+class Counters(ABC):
+    """The counters of the protocols, with the means to show them beside all others. Belongs to the event loop.
 
     Requests are counted into `http`, `grpc` and `kafka`, HTTP error codes into `errors`, streams into `watch`. A
-    protocol with a cache adds it to `caches`; start-up sets `recovery_seconds`. All calls belong on the event loop.
+    protocol with a cache adds it to `caches`.
+    """
+
+    def __init__(self) -> None:
+        self.http = RequestStatistics()
+        self.grpc = RequestStatistics()
+        self.kafka = KafkaStatistics()
+        self.watch = WatchStatistics()
+        self.refusals: Counter[tuple[str, str]] = Counter()  # by protocol and limit of a key: api.access.quota
+        self.errors: Counter[str] = Counter()
+        self.sql = SqlStatistics()
+        self.caches: dict[str, Cache] = {}
+
+    @abstractmethod
+    async def text(self, allowed: tuple[str, ...] | None = None) -> bytes:
+        """The Prometheus text exposition, of type TEXT_TYPE. All of it is read at once, most is written on a thread.
+
+        Series per topic are those of names that start with one of `allowed`, where it is given; series per router
+        those of routers whose name, source and destination do; series per position those whose group and topic do.
+        """
+
+    @abstractmethod
+    async def json(self) -> bytes:
+        """The aggregates as one JSON object, without a block per topic."""
+
+    def families(self, sources: MetricsSources, behind: WatchLag) -> Iterator[Metric]:
+        """The families of the protocols, and of what they share: the loop, traces and caches."""
+        yield from traces(sources.traces)
+        yield from requests(self.http, self.grpc, self.errors, self.refusals)
+        yield from kafka(self.kafka)
+        yield from sql(self.sql)
+        yield gauge("request_bytes", "Memory of requests over HTTP and gRPC.", sources.request_bytes())
+        watch = self.watch
+        yield gauge("watch_streams", "Subscriptions that are followed.", watch.streams)
+        yield counter("watch_frames", "Frames that streams were given, heartbeats too.", watch.frames)
+        yield counter("watch_records", "Records in those frames.", watch.records)
+        yield counter("watch_paced", "Streams paced for overload.", watch.paced)
+        yield counter("watch_slow", "Frames that a client took more than 5 s to take.", watch.slow)
+        yield gauge("watch_lag_records", "Seqs that all streams together are behind.", behind.records)
+        yield gauge("watch_lag_records_max", "Seqs that the slowest stream is behind.", behind.largest)
+        yield gauge("watch_streams_behind", "Streams that are not at the head.", behind.behind)
+        yield gauge("watch_lag_truncated", "1 when there are too many streams to look at all.", behind.truncated)
+        lag = sources.lag
+        yield gauge("event_loop_lag_ms", "Lag of the event loop, averaged over half a second.", lag.lag_ms)
+        yield gauge("event_loop_lag_last_ms", "Lag of the event loop as measured last.", lag.last_ms)
+        yield histogram("event_loop_lag_measured_ms", "Every measurement of the lag.", [((), lag.histogram)])
+        caches = [((name,), cache) for name, cache in self.caches.items()]
+        hits = [(labels, cache.statistics.hits) for labels, cache in caches]
+        misses = [(labels, cache.statistics.misses) for labels, cache in caches]
+        yield counter("cache_hits", "Look-ups that a cache answered.", hits, ("cache",))
+        yield counter("cache_misses", "Look-ups that a cache could not answer.", misses, ("cache",))
+        sizes = [(labels, cache.size) for labels, cache in caches]
+        yield gauge("cache_bytes", "Memory that a cache uses.", sizes, ("cache",))
+
+
+class Metrics(Counters):
+    """Reads the counters of the engine, the commit thread and the protocols. Answers in every state of the server.
+
+    Start-up sets `recovery_seconds`.
     """
 
     def __init__(
@@ -122,36 +181,30 @@ class Metrics:
         sources: MetricsSources | None = None,
         watch_lag: Callable[[], WatchLag] = WatchLag,
     ) -> None:
+        super().__init__()
         self._engine = engine
         self._commit = commit
         self._sources = sources or MetricsSources()
         self._watch_lag = watch_lag
         self._started = time.monotonic()
-        self.http = RequestStatistics()
-        self.grpc = RequestStatistics()
-        self.kafka = KafkaStatistics()
-        self.watch = WatchStatistics()
-        self.refusals: Counter[tuple[str, str]] = Counter()  # by protocol and limit of a key: api.access.quota
-        self.errors: Counter[str] = Counter()
-        self.sql = SqlStatistics()
         self.checkpoints = CheckpointStatistics()
         self.archive = ArchiveStatistics()
         self.recovery_seconds = 0.0
-        self.caches: dict[str, Cache] = {"blocks": engine.blocks}
+        self.caches["blocks"] = engine.blocks
 
     async def text(self, allowed: tuple[str, ...] | None = None) -> bytes:
-        """The Prometheus text exposition, of type TEXT_TYPE. All of it is read at once, most is written on a thread.
+        """See Counters."""
+        tables, families = self.tables(allowed), [*self.of_engine(), *of_process()]  # the first expires records
+        texts = [table.text() for table in tables]
+        return await asyncio.to_thread(render, families) + b"".join(texts)
 
-        Series per topic are those of names that start with one of `allowed`, where it is given; series per router
-        those of routers whose name, source and destination do; series per position those whose group and topic do.
-        """
-        per_topic, families = self._per_topic(allowed), list(self._families())  # the first expires records
-        per_router, per_position = self._per_router(allowed), self._per_position(allowed)
-        return await asyncio.to_thread(render, families) + per_topic + per_router + per_position
-
-    def json(self) -> bytes:
-        """The aggregates as one JSON object, without a block per topic."""
+    async def json(self) -> bytes:
+        """See Counters."""
         return msgspec.json.encode(self.snapshot())
+
+    def tables(self, allowed: tuple[str, ...] | None) -> list[Table]:
+        """The series per topic, queue, router and position; see `text`."""
+        return [*self._per_topic(allowed), self._per_router(allowed), self._per_position(allowed)]
 
     def snapshot(self) -> dict[str, Any]:
         """The members of the JSON object; O(1), however many topics there are."""
@@ -186,7 +239,8 @@ class Metrics:
             },
         }
 
-    def _families(self) -> Iterator[Metric]:
+    def of_engine(self) -> Iterator[Metric]:
+        """All families but those of the process."""
         now = self.snapshot()
         yield from self._aggregates(now)
         yield from self._wal(now["wal"])
@@ -216,17 +270,17 @@ class Metrics:
         truncated = now["topics"] > TOPICS_SHOWN
         yield gauge("topic_metrics_truncated", "1 when there are more topics than series per topic.", truncated)
 
-    def _per_topic(self, allowed: tuple[str, ...] | None) -> bytes:
+    def _per_topic(self, allowed: tuple[str, ...] | None) -> list[Table]:
         shown = list(self._engine.sample(TOPICS_SHOWN, allowed))
         states = [s for _, s in shown]
-        columns = (
+        columns = [
             ("topic_head_seq", "Highest assigned seq per topic.", [s.head for s in states]),
             ("topic_earliest_seq", "First live seq per topic.", [s.earliest for s in states]),
             ("topic_records_live", "Live records per topic.", [s.count for s in states]),
             ("topic_bytes_live", "Bytes of the live records per topic.", [s.bytes for s in states]),
-        )
+        ]
         queues = [(name, state) for name, _ in shown if (state := self._queue(name)) is not None]
-        jobs = (
+        jobs = [
             ("topic_queue_ready", "Jobs that wait for a worker, per queue.", [state.ready for _, state in queues]),
             ("topic_queue_in_flight", "Jobs that a worker holds, per queue.", [state.in_flight for _, state in queues]),
             ("topic_queue_delayed", "Jobs that are not due yet, per queue.", [state.delayed for _, state in queues]),
@@ -240,24 +294,25 @@ class Metrics:
                 "Age of the oldest job that waits.",
                 [self._age(name) for name, _ in queues],
             ),
-        )
-        return gauges("topic", [name for name, _ in shown], columns) + gauges(
-            "topic", [name for name, _ in queues], jobs
-        )
+        ]
+        return [
+            Table(("topic",), [(name,) for name, _ in shown], columns),
+            Table(("topic",), [(name,) for name, _ in queues], jobs),
+        ]
 
-    def _per_router(self, allowed: tuple[str, ...] | None) -> bytes:
+    def _per_router(self, allowed: tuple[str, ...] | None) -> Table:
         shown = list(self._engine.routers.sample(ROUTERS_SHOWN, allowed))
-        columns = (
+        columns = [
             ("router_lag_records", "Seqs of the source to be forwarded, per router.", [router.lag for router in shown]),
             ("router_forwarded_total", "Records delivered, per router.", [router.forwarded for router in shown]),
-        )
-        return gauges("router", [router.name for router in shown], columns)
+        ]
+        return Table(("router",), [(router.name,) for router in shown], columns)
 
-    def _per_position(self, allowed: tuple[str, ...] | None) -> bytes:
+    def _per_position(self, allowed: tuple[str, ...] | None) -> Table:
         shown = list(self._engine.groups.index.lags(POSITIONS_SHOWN, allowed))
-        series = [(group, topic, str(partition)) for group, topic, partition, _ in shown]
+        series: list[tuple[str, ...]] = [(group, topic, str(partition)) for group, topic, partition, _ in shown]
         column = ("group_lag_records", "Seqs behind the position of a group.", [lag for *_, lag in shown])
-        return labelled(("group", "topic", "partition"), series, [column])
+        return Table(("group", "topic", "partition"), series, [column])
 
     def _queue(self, name: str) -> QueueCounters | None:
         """The counters of a topic that is a queue, if they can be had."""
@@ -294,34 +349,9 @@ class Metrics:
         group = [((), self._commit.group)]
         yield histogram("commit_group_writes", "Write batches covered by each fsync.", group)
         yield from storage(self._sources, self.checkpoints, self.archive, self.recovery_seconds)
-        yield from requests(self.http, self.grpc, self.errors, self.refusals)
-        yield from kafka(self.kafka)
-        yield from sql(self.sql)
+        yield from self.families(self._sources, self._watch_lag())
         if self._sources.node is not None:
             yield from cluster(self._sources.node)
-        yield gauge("request_bytes", "Memory of requests over HTTP and gRPC.", self._sources.request_bytes())
-        watch = self.watch
-        yield gauge("watch_streams", "Subscriptions that are followed.", watch.streams)
-        yield counter("watch_frames", "Frames that streams were given, heartbeats too.", watch.frames)
-        yield counter("watch_records", "Records in those frames.", watch.records)
-        yield counter("watch_paced", "Streams paced for overload.", watch.paced)
-        yield counter("watch_slow", "Frames that a client took more than 5 s to take.", watch.slow)
-        behind = self._watch_lag()
-        yield gauge("watch_lag_records", "Seqs that all streams together are behind.", behind.records)
-        yield gauge("watch_lag_records_max", "Seqs that the slowest stream is behind.", behind.largest)
-        yield gauge("watch_streams_behind", "Streams that are not at the head.", behind.behind)
-        yield gauge("watch_lag_truncated", "1 when there are too many streams to look at all.", behind.truncated)
-        lag = self._sources.lag
-        yield gauge("event_loop_lag_ms", "Lag of the event loop, averaged over half a second.", lag.lag_ms)
-        yield gauge("event_loop_lag_last_ms", "Lag of the event loop as measured last.", lag.last_ms)
-        yield histogram("event_loop_lag_measured_ms", "Every measurement of the lag.", [((), lag.histogram)])
-        caches = [((name,), cache) for name, cache in self.caches.items()]
-        hits = [(labels, cache.statistics.hits) for labels, cache in caches]
-        misses = [(labels, cache.statistics.misses) for labels, cache in caches]
-        yield counter("cache_hits", "Look-ups that a cache answered.", hits, ("cache",))
-        yield counter("cache_misses", "Look-ups that a cache could not answer.", misses, ("cache",))
-        sizes = [(labels, cache.size) for labels, cache in caches]
-        yield gauge("cache_bytes", "Memory that a cache uses.", sizes, ("cache",))
 
 
 class NodeMetrics:
@@ -341,9 +371,9 @@ class NodeMetrics:
         ready = gauge("ready", "1 when the server takes work.", self._ready())
         uptime = gauge("uptime_ms", "Time since the start, in milliseconds.", self._uptime_ms)
         counted = requests(self.http, self.grpc, self.errors, self.refusals)
-        return await asyncio.to_thread(render, [ready, uptime, *counted, *cluster(self._node)])
+        return await asyncio.to_thread(render, [ready, uptime, *counted, *cluster(self._node), *of_process()])
 
-    def json(self) -> bytes:
+    async def json(self) -> bytes:
         """See Metrics."""
         return msgspec.json.encode({"ready": self._ready(), "uptime_ms": self._uptime_ms})
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -14,7 +14,7 @@ Labels = tuple[str, ...]
 Values = float | Iterable[tuple[Labels, float]]
 """One value, or one for each set of label values."""
 
-_PREFIX: Final = "topics_"
+PREFIX: Final = "topics_"
 _PROCESS: Final = ProcessCollector(namespace="topics", registry=None)
 
 
@@ -47,17 +47,28 @@ def histogram(
     return family
 
 
+class Table(NamedTuple):
+    """Gauges of many series; see `labelled`."""
+
+    names: tuple[str, ...]
+    series: list[Labels]
+    columns: list[tuple[str, str, list[int]]]
+
+    def text(self) -> bytes:
+        """The text of all samples."""
+        return labelled(self.names, self.series, self.columns)
+
+
+def of_process() -> list[Metric]:
+    """The families of this process: its CPU time, memory and files."""
+    return list(_PROCESS.collect())
+
+
 def render(families: Iterable[Metric]) -> bytes:
-    """The families and those of the process in the text format 0.0.4; may run on any thread."""
+    """The families in the text format 0.0.4; may run on any thread."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Given(families))
-    registry.register(_PROCESS)
     return generate_latest(registry)
-
-
-def gauges(label: str, series: Sequence[str], columns: Iterable[tuple[str, str, Iterable[int]]]) -> bytes:
-    """`labelled`, with one label."""
-    return labelled((label,), [(value,) for value in series], columns)
 
 
 def labelled(
@@ -89,7 +100,7 @@ class _Given(Collector):
 
 
 def _name(name: str) -> str:
-    return _PREFIX + name
+    return PREFIX + name
 
 
 def _escape(value: str) -> str:

@@ -40,14 +40,12 @@ class Sources(Protocol):
     def space(self) -> SpaceStatistics: ...
     @property
     def store(self) -> Callable[[], StoreState]: ...
-    @property
-    def traces(self) -> TraceStatistics: ...
 
 
 def storage(
     sources: Sources, checkpoints: CheckpointStatistics, archive: ArchiveStatistics, recovery_seconds: float
 ) -> Iterator[Metric]:
-    """Disk, RocksDB, checkpoints, recovery, version and traces."""
+    """Disk, RocksDB, checkpoints, recovery and version."""
     store = sources.store()
     yield gauge("disk_free_bytes", "Free space of the data directory's disk.", sources.disk.free_bytes)
     yield gauge("disk_min_free_bytes", "Below so much free space writes are refused.", sources.min_free_bytes)
@@ -74,8 +72,12 @@ def storage(
     yield gauge("wal_archive_oldest_time_seconds", "Time of the last write to the oldest of them.", oldest)
     yield gauge("recovery_seconds", "Duration of the recovery at the start.", recovery_seconds)
     yield gauge("build_info", "1, with the version as label.", [((__version__,), 1)], ("version",))
-    traces = sources.traces
-    spans = [(("ended",), traces.ended), (("exported",), traces.exported), (("failed",), traces.failed)]
+
+
+def traces(statistics: TraceStatistics) -> Iterator[Metric]:
+    """Traces."""
+    by_state = ("ended", statistics.ended), ("exported", statistics.exported), ("failed", statistics.failed)
+    spans = [((state,), count) for state, count in by_state]
     yield counter("trace_spans", "Spans that ended, were exported, or could not be.", spans, ("state",))
 
 

@@ -103,7 +103,7 @@ class ConsumeApi:
             engine = self._admit()
             topic = _topic(engine, request.topic, request.group, principal)
             _check_partition(topic, request.partition)
-            last, upto = topic.logs[request.partition].view.head - 1, request.upto_offset
+            last, upto = topic.partition(request.partition).view.head - 1, request.upto_offset
             if not 0 <= upto <= last:
                 written = "no message is written yet" if last < 0 else f"the last one written is {last}"
                 detail = {"topic": topic.name, "partition": request.partition, "upto_offset": upto, "last_offset": last}
@@ -117,7 +117,7 @@ class ConsumeApi:
         """The seq behind which to read, which is the offset to begin with."""
         if isinstance(request.start, int):
             return request.start
-        log, group = topic.logs[request.partition], request.group
+        log, group = topic.partition(request.partition), request.group
         if group is not None:
             engine.groups.touch(group)
             position = engine.groups.position(group, topic.name, request.partition)
@@ -159,7 +159,7 @@ def _read(engine: Engine, topic: Topic, request: ConsumeRequest, from_seq: int) 
     """One page behind a seq, without waiting."""
     if engine.catalog.find(topic.name) is not topic:
         raise topic_not_found(request.topic)
-    log = topic.logs[request.partition]
+    log = topic.partition(request.partition)
     if from_seq > log.view.head:  # an offset that is not written yet
         return ConsumeReply(messages=[], next_offset=from_seq, has_more=False)
     page = engine.diff(

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar, cast
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
+from topics_service.api.placements import Placements
 from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.sql import rights
 from topics_service.api.sql.consume import ConsumeApi
@@ -26,6 +27,7 @@ from topics_service.api.sql.outcomes import (
     users_facts,
 )
 from topics_service.api.sql.parameters import many_rows, one_row
+from topics_service.api.sql.placing import explained_place, placing
 from topics_service.api.sql.plancache import MAX_TEXT, PlanCache, Script
 from topics_service.api.sql.reader import SqlReader
 from topics_service.api.sql.requests import AckRequest, ConsumeRequest, ResultColumn, SqlReply, SqlRequest, SqlResult
@@ -80,6 +82,8 @@ class SqlApi:
         self.system = system
         self.observers = observers
         self.timeout_seconds = timeout_seconds
+        self.placements: Placements | None = None
+        """The homes of topics, where there are other shards than that of SQL."""
         self.plans = PlanCache(reader)
         self.statistics = statistics
         self.writing = asyncio.Lock()
@@ -139,6 +143,7 @@ class _Run:
                 try:
                     self.results.append(await self._statement())
                 except TopicsError as error:
+                    error = await explained_place(self._api.placements, error)
                     raise placed(error, number, statement.place) from None
             if self._transaction is not None:
                 message = "the transaction was rolled back: the request ends without COMMIT"
@@ -410,13 +415,14 @@ class _Run:
         """Change the catalog. The statement is bound again once it may write."""
         api = self._api
         with api.observers("sql.define", self._facts(action), self._principal):
-            await self._lock()
-            try:
-                action = cast("plans.Definition", self._plan(newest=True).action)
-                ticket = await self._finish(api.tables.define(action))
-            finally:
-                api.writing.release()
-            await api.settle(ticket)
+            async with placing(api.placements, action):
+                await self._lock()
+                try:
+                    action = cast("plans.Definition", self._plan(newest=True).action)
+                    ticket = await self._finish(api.tables.define(action))
+                finally:
+                    api.writing.release()
+                await api.settle(ticket)
             if isinstance(action, plans.CreateIndex):
                 return await self._built(action)
         return SqlResult(message=message_of(action))

@@ -124,9 +124,10 @@ class SystemTables:
         for name in list(index.under("", principal.prefixes)):
             group = index.find(name)
             for topic, partition, position in [] if group is None else list(in_order(group)):
-                if not principal.allows_name(topic.name):
+                log = topic.find_log(partition)
+                if log is None or not principal.allows_name(topic.name):
                     continue
-                head = topic.logs[partition].view.head
+                head = log.view.head
                 upto = min(position.from_seq, head)
                 yield (
                     topic.topic_id, topic.name, name, partition, upto - 1 if upto else None, lag_of(upto, head),
@@ -135,7 +136,7 @@ class SystemTables:
 
     def _topic_partitions(self, principal: Principal) -> Iterator[Row]:
         for topic in self._visible(principal):
-            for partition, log in enumerate(topic.logs):
+            for partition, log in topic.numbered():
                 view = log.view
                 yield topic.name, partition, view.earliest - 1, view.head, view.count, view.bytes
 

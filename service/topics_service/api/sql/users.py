@@ -36,6 +36,8 @@ class UserStatements:
         self._users = users
         self._passwords = passwords
         self._turn = asyncio.Lock()
+        self.spread: Callable[[], Awaitable[None]] | None = None
+        """Tells other processes of a change, before it is acknowledged."""
 
     def load(self, engine: Engine) -> None:
         """Take over the rows in the store, once it is recovered. Raises StoreOpenError for a damaged one."""
@@ -64,6 +66,8 @@ class UserStatements:
                     await self._alter(action, principal)
                 case plans.DropUser():
                     await self._drop(action, principal)
+            if self.spread is not None:
+                await self.spread()
 
     async def _create(self, action: plans.CreateUser, principal: Principal) -> None:
         role = _role(action.role)

@@ -175,11 +175,11 @@ class Leaving(NamedTuple):
     instance_id: str | None = None
 
 
-class Beat(Struct, kw_only=True):
+class PlainBeat(Struct, kw_only=True):
     """A heartbeat of a `consumer` group's member: its epoch, and the changed fields; None means unchanged.
 
     `epoch` 0 joins, -1 leaves, -2 leaves for a while and keeps the partitions of a static member. `owned` are the
-    partitions that the member works on. `allowed` says which topics its patterns may find.
+    partitions that the member works on.
     """
 
     group: str
@@ -194,6 +194,11 @@ class Beat(Struct, kw_only=True):
     owned: Sequence[Partition] | None = None
     client: Client = Client()
     makes_id: bool = True  # clients of the first version leave it to us
+
+
+class Beat(PlainBeat, kw_only=True):
+    """A heartbeat for the coordinator. `allowed` says which topics its patterns may find."""
+
     allowed: Callable[[str], bool] = everything
 
 

@@ -86,8 +86,9 @@ class GroupIndex:
     # ---------------------------------------------------------------- retention
 
     def holds(self, topic: Topic, config: TopicConfig) -> list[int | None]:
-        """For each partition the seq above which retention must leave everything under this config; None: nothing."""
-        return [self._hold(topic, partition, config.retaining) for partition in range(len(topic.logs))]
+        """For each log that is here the seq above which retention must leave everything under this config; None:
+        nothing."""
+        return [self._hold(topic, partition, config.retaining) for partition, _ in topic.numbered()]
 
     def configured(self, topic: Topic) -> None:
         """The topic is new, or has another config or more partitions: apply its retention holds."""
@@ -103,7 +104,9 @@ class GroupIndex:
     def _hold_back(self, group: Group, topic: Topic, partition: int) -> None:
         retaining = topic.config.retaining
         if group.name in retaining:
-            topic.logs[partition].hold = self._hold(topic, partition, retaining)
+            log = topic.find_log(partition)
+            if log is not None:
+                log.hold = self._hold(topic, partition, retaining)
 
     def _hold(self, topic: Topic, partition: int, retaining: Sequence[str]) -> int | None:
         return min((self._committed(name, topic, partition) for name in retaining), default=None)
@@ -116,8 +119,9 @@ class GroupIndex:
     def _lags(self, allowed: tuple[str, ...] | None) -> Iterator[tuple[str, str, int, int]]:
         for name in self.under("", allowed):
             for topic, partition, position in in_order(self.by_name[name]):
-                if allowed is None or topic.name.startswith(allowed):
-                    yield name, topic.name, partition, lag_of(position.from_seq, topic.logs[partition].view.head)
+                log = topic.find_log(partition)
+                if log is not None and (allowed is None or topic.name.startswith(allowed)):
+                    yield name, topic.name, partition, lag_of(position.from_seq, log.view.head)
 
 
 def in_order(group: Group) -> Iterator[tuple[Topic, int, Position]]:

@@ -382,7 +382,7 @@ class Groups:
         meant: dict[TopicPartition, None] = {}
         for target in targets:
             topic = self._catalog.visible(target.topic)
-            for partition in target.partitions or range(len(topic.logs)):
+            for partition in target.partitions or range(topic.partition_count):
                 topic.partition(partition)
                 meant[topic, partition] = None
         return list(meant)
@@ -468,7 +468,7 @@ def _seen(membership: Membership, allowed: tuple[str, ...] | None) -> Membership
 
 
 def _state(topic: Topic, partition: int, position: Position, now: int) -> PositionState:
-    s = topic.logs[partition].visible(topic.config, now)
+    s = topic.partition(partition).visible(topic.config, now)
     return PositionState(
         topic=topic.name,
         partition=partition,

@@ -178,7 +178,8 @@ class Queues(OpenQueues):
     def recover(self) -> None:
         """Schedule queues whose leases may be of exhausted jobs. Call it after the catalog is loaded."""
         for topic in self.catalog.each():
-            if topic.config.type == "queue" and topic.config.leases_durable and delivery_limit(topic.config):
+            config = topic.config
+            if config.type == "queue" and config.leases_durable and delivery_limit(config) and not topic.is_part:
                 self.look(topic, self.clock.now_ms())
 
     def stage_jobs(self, tx: Transaction, topic: Topic, request: AppendRequest, base: int, now: int) -> Write:
@@ -197,7 +198,7 @@ class Queues(OpenQueues):
 
     def stage_config(self, tx: Transaction, topic: Topic, resolved: TopicConfig) -> None:
         """Stage the rows for a change of the topic's config: `leases_durable` adds or removes those of leases."""
-        if topic.config.type != "queue":
+        if topic.config.type != "queue" or topic.is_part:
             return
         if delivery_limit(topic.config) != delivery_limit(resolved):
             self.look(topic, self.clock.now_ms())

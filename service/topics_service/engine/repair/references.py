@@ -6,6 +6,7 @@ from topics_service.engine.offsets.positions import decode_position, is_group_ro
 from topics_service.engine.offsets.positions import decode_row as decode_group
 from topics_service.engine.repair.actions import Rows
 from topics_service.engine.repair.catalog import Ledger
+from topics_service.engine.router.places import is_place_key
 from topics_service.engine.router.provenance import DedupMap
 from topics_service.engine.router.router import _CURSOR, _VERSION, cursor_key, decode_cursor
 from topics_service.engine.router.router import decode_row as decode_router
@@ -22,7 +23,9 @@ def save_routers(rows: Rows, ledger: Ledger) -> None:
         rows.report("lost", f"routers can't be read: {hole.why}")
     for key, value in found.items():
         if key[8:] != b"\x00":
-            if key[8:] != b"\x01" or key[:8] + b"\x00" not in found:
+            if is_place_key(key):
+                rows.put(Family.ROUTERS, key, value)
+            elif key[8:] != b"\x01" or key[:8] + b"\x00" not in found:
                 rows.report("dropped", f"the row {key.hex()}, which belongs to no router")
             continue
         try:
@@ -31,20 +34,23 @@ def save_routers(rows: Rows, ledger: Ledger) -> None:
             rows.report("lost", f"the router {key.hex()} can't be read: {error}")
             continue
         source, dest = ends.get(row.config.source), ends.get(row.config.dest)
-        if source is None or dest is None or row.name in names or source.s is None:
+        is_here = row.foreign is None  # else the source is in another shard
+        if dest is None or row.name in names or (is_here and (source is None or source.s is None)):
             text = f'the router "{row.name}" is left out: "{row.config.source}" or its destination is gone'
             rows.report("lost", text)
             continue
         names.add(row.name)
-        number, head = keys.read_u64(key), source.head
+        number, head = keys.read_u64(key), source.head if is_here and source is not None else None
         try:
             cursor, forwarded = decode_cursor(found.get(cursor_key(number), b""))
         except DECODING:
             cursor, forwarded = 0, 0
             if row.config.guarantee == "exactly_once":
-                cursor = _copied(rows, dest.log_id, row.name, source.number)
-            rows.report("derived", f'the cursor of router "{row.name}", which continues after seq {cursor} of', source)
-        if cursor > head:
+                epoch = row.foreign.epoch if row.foreign is not None else getattr(source, "number", 0)
+                cursor = _copied(rows, dest.log_id, row.name, epoch)
+            text = f'the cursor of router "{row.name}", which continues after seq {cursor} of'
+            rows.report("derived", text, source if is_here else None)
+        if head is not None and cursor > head:
             rows.report("derived", f'the cursor of router "{row.name}" was beyond the head', source, cursor, head)
             cursor = head
         rows.put(Family.ROUTERS, key, value)

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from itertools import chain
+from typing import Protocol
 
-from topics_service.engine.blocks import LogBlocks
 from topics_service.engine.deletes import Deletes
 from topics_service.engine.model import TagMatch
 from topics_service.engine.router.provenance import Run, joined
@@ -18,6 +18,20 @@ BLOCKS = 256  # read in one slice
 Piece = tuple[Block, Sequence[int]]
 
 
+class SourceBlocks(Protocol):
+    """The blocks of a source: see LogBlocks."""
+
+    log_id: int
+
+    def tagged(self, seq: int, *, scan: bool = False) -> Block:
+        """See LogBlocks."""
+        ...
+
+    def inflate(self, block: Block) -> None:
+        """See LogBlocks."""
+        ...
+
+
 class Copies:
     """The live records after a cursor that pass a filter, up to the size of one slice.
 
@@ -26,7 +40,7 @@ class Copies:
 
     __slots__ = ("_block", "count", "cursor", "pieces")
 
-    def __init__(self, s: Snapshot, blocks: LogBlocks, cursor: int, end: int, match: TagMatch | None) -> None:
+    def __init__(self, s: Snapshot, blocks: SourceBlocks, cursor: int, end: int, match: TagMatch | None) -> None:
         """Gather from the seqs after `cursor` up to `end`, between which `s` has no gap."""
         self._block: Block | None = None
         self.pieces: list[Piece] = []
@@ -114,7 +128,7 @@ class LastCopies:
         self._deletes: Deletes | None = None
         self._match: TagMatch | None = None
 
-    def gather(self, s: Snapshot, blocks: LogBlocks, cursor: int, end: int, match: TagMatch | None) -> Copies:
+    def gather(self, s: Snapshot, blocks: SourceBlocks, cursor: int, end: int, match: TagMatch | None) -> Copies:
         """Return `Copies` of the same arguments, which may end earlier. The caller may change it."""
         found = self._copies
         if (

@@ -8,9 +8,11 @@ from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.log import Log
 from topics_service.engine.router.copies import Copies, LastCopies
-from topics_service.engine.router.hops import MAX_HOPS, Hops
+from topics_service.engine.router.hops import MAX_HOPS
 from topics_service.engine.router.provenance import DedupMap, Provenance, Run, joined
+from topics_service.engine.router.rings import EndHops
 from topics_service.engine.router.router import Router
+from topics_service.engine.router.stretch import loss_behind
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
@@ -37,11 +39,11 @@ class Forwarding:
         self._touched = touched
         self._last = LastCopies()
 
-    def step(self, router: Router, source_hops: Hops | None = None, dest_hops: Hops | None = None) -> bool:
+    def step(self, router: Router, ends: EndHops | None = None) -> bool:
         """Forward the next slice of the source. Returns True if there is more.
 
-        A router that is part of a cycle comes with the hop counts of its ends: no record is forwarded more than
-        `MAX_HOPS` times. While there are too many copies on the cycle, records of clients wait for them.
+        A router that may be part of a cycle comes with the hop counts of its `ends`: on a cycle no record is forwarded
+        more than `MAX_HOPS` times. While there are too many copies on the cycle, records of clients wait for them.
 
         Raises TopicsError when the router can't continue, for lack of capacity for one record or otherwise, after
         advancing as far as possible.
@@ -52,7 +54,7 @@ class Forwarding:
             return False
         span = self._writer.span
         if span is None:
-            return self._advance(router, s, source_hops, dest_hops)
+            return self._advance(router, s, ends)
         config, before = router.config, router.forwarded
         facts: dict[str, Any] = {
             "topics.router": router.name,
@@ -61,30 +63,30 @@ class Forwarding:
         }
         with span("topics.router.forward", facts):
             try:
-                return self._advance(router, s, source_hops, dest_hops)
+                return self._advance(router, s, ends)
             finally:
                 facts["messaging.batch.message_count"] = router.forwarded - before
 
     # --------------------------------------------------------------- internals
 
-    def _advance(self, router: Router, s: Snapshot, source_hops: Hops | None, dest_hops: Hops | None) -> bool:
+    def _advance(self, router: Router, s: Snapshot, ends: EndHops | None) -> bool:
         hops, end = 0, s.head
-        if source_hops is not None and dest_hops is not None:
-            hops, stop = source_hops.at(router.cursor + 1)
+        if ends is not None:
+            hops, stop = ends.source.at(router.cursor + 1)
             end = end if stop is None else min(end, stop - 1)
-            if hops >= MAX_HOPS:
+            if hops >= MAX_HOPS and ends.is_cycle():
                 self._pass_over(router, end)
                 return end < s.head
-            if not hops and dest_hops.is_full and not source_hops.is_full:
+            if not hops and ends.dest.is_full and not ends.source.is_full:
                 raise TopicsError(Reason.THROTTLED, f'too many copies in "{router.dest.name}" wait to go round a cycle')
-        lost_to = _lost_to(s, router.cursor, end)
+        lost_to = loss_behind(s, router.cursor, end)
         if lost_to > router.cursor:
             first, count = self._skip_lost(router, lost_to)
         else:
             gap = s.next_gap(router.cursor + 1)
             first, count = self._copy(router, s, end if gap is None else min(end, gap.start - 1))
-        if count and dest_hops is not None:
-            dest_hops.add(first, count, hops + 1)
+        if count and ends is not None:
+            ends.dest.add(first, count, hops + 1)
         return router.cursor < s.head
 
     def _pass_over(self, router: Router, cursor: int) -> None:
@@ -193,17 +195,3 @@ class Forwarding:
         if d.earliest >= router.pruned_at + _PRUNE_SEQS:
             router.dedup_from = dedup_map.prune(tx.batch, router.dedup_from, d.earliest)
             router.pruned_at = d.earliest
-
-
-def _lost_to(s: Snapshot, cursor: int, end: int) -> int:
-    """Return the last seq, up to `end`, of the loss that begins right after `cursor`; `cursor` if there is none."""
-    at = cursor + 1
-    while at <= end:
-        gap = s.gap_at(at)
-        if at < s.evict_floor:
-            at = s.evict_floor
-        elif gap is not None:
-            at = gap.stop + 1
-        else:
-            break
-    return min(at - 1, end)

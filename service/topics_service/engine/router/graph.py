@@ -23,6 +23,10 @@ class RouterGraph:
         if not self._counts[dest]:
             del self._counts[dest], self._feeders[dest]
 
+    def feeder(self, dest: str) -> str | None:
+        """The source of a destination."""
+        return self._feeders.get(dest)
+
     def cycle(self, source: str, dest: str, without: Edge | None = None) -> list[str] | None:
         """Return the cycle that an edge closes, from its source back to it; None if it closes none.
 

@@ -5,6 +5,7 @@ from typing import Final
 
 MAX_HOPS: Final = 8
 MAX_RUNS: Final = 1 << 13
+_MAX_RECENT_RUNS: Final = 1 << 10
 
 
 class Hops:
@@ -42,6 +43,17 @@ class Hops:
         self._starts.append(start)
         self._runs.append((stop, hops))
 
+    def runs(self, first: int, last: int) -> list[tuple[int, int, int]]:
+        """The runs within `first` to `last`: first seq, one past the last, hops."""
+        found: list[tuple[int, int, int]] = []
+        at = max(0, bisect_right(self._starts, first) - 1)
+        for start, (stop, hops) in zip(self._starts[at:], self._runs[at:], strict=True):
+            if start > last:
+                break
+            if stop > first:
+                found.append((max(start, first), min(stop, last + 1), hops))
+        return found
+
     def forget_below(self, seq: int) -> None:
         """Forget seqs below this one."""
         i = bisect_right(self._starts, seq) - 1
@@ -50,3 +62,23 @@ class Hops:
         if i > 0:
             del self._starts[:i]
             del self._runs[:i]
+
+
+class RecentHops(Hops):
+    """Those of a log that may be on a cycle over several shards, which nobody sees as a whole: the newest runs only, so
+    that it never makes records wait. The counts of a cycle that is behind by more than these begin anew.
+    """
+
+    __slots__ = ()
+
+    @property
+    def is_full(self) -> bool:
+        """See Hops."""
+        return False
+
+    def add(self, start: int, count: int, hops: int) -> None:
+        """See Hops."""
+        super().add(start, count, hops)
+        if len(self._starts) > _MAX_RECENT_RUNS:
+            del self._starts[: _MAX_RECENT_RUNS // 2]
+            del self._runs[: _MAX_RECENT_RUNS // 2]

@@ -9,6 +9,8 @@ from msgspec import Struct
 
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import TagMatch
+from topics_service.engine.router.foreign import ForeignSource
+from topics_service.engine.router.stretch import SourceIdentity
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.topic import Topic
 from topics_service.storage import keys
@@ -92,16 +94,20 @@ class DeleteRouterReply(Struct, kw_only=True):
 
 
 class RouterRow(Struct, kw_only=True, array_like=True):
-    """The stored row of a router, without its cursor. New fields go to the end, with a default."""
+    """The stored row of a router, without its cursor. New fields go to the end, with a default.
+
+    `foreign` is the source if it is in another shard.
+    """
 
     version: int = _VERSION
     name: str
     config: RouterConfig
     created_ts: int
+    foreign: SourceIdentity | None = None
 
     def encode(self) -> bytes:
         """The stored form."""
-        return msgspec.msgpack.encode(self)
+        return msgspec.msgpack.encode(self if self.foreign is not None else msgspec.structs.astuple(self)[:-1])
 
 
 decode_row = msgspec.msgpack.Decoder(RouterRow).decode
@@ -129,6 +135,7 @@ class Router:
         "dedup_to",
         "dest",
         "fault",
+        "foreign",
         "forwarded",
         "gone",
         "name",
@@ -141,12 +148,14 @@ class Router:
         "written",
     )
 
-    def __init__(self, number: int, row: RouterRow, source: Topic, dest: Topic, cursor: int, forwarded: int) -> None:
+    source: Topic | ForeignSource
+
+    def __init__(self, number: int, row: RouterRow, dest: Topic, cursor: int, forwarded: int) -> None:
         self.number = number
         self.name = row.name
         self.config = row.config
         self.created_ts = row.created_ts
-        self.source = source
+        self.foreign = row.foreign
         self.dest = dest
         self.cursor = cursor
         self.forwarded = forwarded
@@ -163,21 +172,25 @@ class Router:
     @property
     def lag(self) -> int:
         """Return the number of visible seqs of the source that are not forwarded yet."""
-        return max(0, self.source.log.view.head - self.cursor)
+        source = self.source
+        return max(0, (source.head if isinstance(source, ForeignSource) else source.log.view.head) - self.cursor)
 
     def state(self) -> RouterState:
         """The state that a client sees."""
+        error = None if self.fault is None else self.fault.error
+        if error is None and isinstance(self.source, ForeignSource):
+            error = self.source.error
         return RouterState(
             router=self.name,
             config=self.config,
             forwarded_total=self.forwarded,
             lag_records=self.lag,
-            last_error=None if self.fault is None else self.fault.error.message,
+            last_error=None if error is None else error.message,
         )
 
     def config_row(self) -> tuple[bytes, bytes]:
         """Key and value of the row of its config."""
-        row = RouterRow(name=self.name, config=self.config, created_ts=self.created_ts)
+        row = RouterRow(name=self.name, config=self.config, created_ts=self.created_ts, foreign=self.foreign)
         return config_key(self.number), row.encode()
 
     def cursor_row(self, cursor: int, forwarded: int) -> tuple[bytes, bytes]:

@@ -9,12 +9,21 @@ from sortedcontainers import SortedDict
 from topics_service.engine import config, names
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
-from topics_service.engine.errors import Reason, TopicsError, invalid, router_not_found, topic_not_found
+from topics_service.engine.errors import (
+    Reason,
+    TopicsError,
+    invalid,
+    router_not_found,
+    topic_not_found,
+    topic_recreated,
+)
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import ConfigInput
+from topics_service.engine.router.foreign import ForeignSource, ForeignSources
 from topics_service.engine.router.forwarding import Forwarding
 from topics_service.engine.router.graph import RouterGraph
-from topics_service.engine.router.hops import Hops
+from topics_service.engine.router.places import RouterPlaces
+from topics_service.engine.router.rings import Rings
 from topics_service.engine.router.router import (
     DeleteRouterReply,
     Fault,
@@ -29,6 +38,7 @@ from topics_service.engine.router.router import (
     config_key,
     cursor_key,
 )
+from topics_service.engine.router.stretch import PullRequest, SourceEnd, SourceIdentity, Stretch, read
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
@@ -43,16 +53,17 @@ class CatchUp:
 
     __slots__ = ("head", "router", "source")
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, head: int | None = None) -> None:
+        """`head` is that of a source in another shard, which is known there only."""
         self.router = router
-        self.source = router.source
-        self.head = router.source.log.view.head
+        self.source = router.config.source
+        self.head = router.source.log.view.head if head is None else head
 
     @property
     def is_over(self) -> bool:
         """Return whether nothing is left to forward, or the router no longer does."""
         router = self.router
-        return router.gone or router.source is not self.source or router.cursor >= self.head
+        return router.gone or router.config.source != self.source or router.cursor >= self.head
 
 
 class Routers:
@@ -71,8 +82,9 @@ class Routers:
         self._to: dict[str, dict[str, Router]] = {}  # by destination, then by name
         self._wakes: dict[str, Callable[[], None]] = {}  # parked at the log of each source
         self._graph = RouterGraph()
-        self._rings: set[str] = set()  # topics on a cycle
-        self._hops: dict[str, Hops] = {}  # of the logs of those
+        self.rings = Rings(self._graph, self._from)
+        self.foreign = ForeignSources()
+        self.places = RouterPlaces(writer, clock)
         self._grown: dict[str, None] = {}  # sources with records that their routers have not seen
         self._due: deque[Router] = deque()
         self._blocked: dict[Router, None] = {}
@@ -88,14 +100,17 @@ class Routers:
     def load(self, found: Iterable[tuple[int, RouterRow, int, int]]) -> None:
         """Take over the routers that recovery found: number, row, cursor and forwarded_total."""
         for number, row, cursor, forwarded in found:
-            source, dest = self._catalog.find(row.config.source), self._catalog.find(row.config.dest)
-            assert source is not None
+            source, dest = None, self._catalog.find(row.config.dest)
+            if row.foreign is None:
+                source = self._catalog.find(row.config.source)
+                assert source is not None
+                cursor = min(cursor, source.log.state.head)
             assert dest is not None
-            router = Router(number, row, source, dest, min(cursor, source.log.state.head), forwarded)
+            router = Router(number, row, dest, cursor, forwarded)
             self._routers[router.name] = router
             self._next_number = max(self._next_number, number + 1)
-            self._link(router)
-        self._find_rings()
+            self._link(router, source)
+        self.rings.find()
 
     # ---------------------------------------------------------- control plane
 
@@ -104,8 +119,11 @@ class Routers:
         router: Router | None = self._routers.get(name)
         return router
 
-    def check(self, request: PutRouterRequest) -> None:
-        """Raise if a PUT can't be done now; the checks run in the order of docs/contract.md, 7.2."""
+    def check(self, request: PutRouterRequest, *, is_foreign: bool = False) -> None:
+        """Raise if a PUT can't be done now; the checks run in the order of docs/contract.md, 7.2.
+
+        Of a source in another shard, `is_foreign`, nothing is checked.
+        """
         names.check_router_name(request.router)
         given, catalog = request.config, self._catalog
         if given.source == given.dest:
@@ -115,10 +133,10 @@ class Routers:
         if not request.create_dest and catalog.find(given.dest) is None:
             raise topic_not_found(given.dest)
         for name in (given.source, given.dest):
-            if (end := catalog.find(name)) is not None and len(end.logs) > 1:
+            if (end := catalog.find(name)) is not None and end.partition_count > 1:
                 raise invalid(
-                    f'"{name}" has {len(end.logs)} partitions: an end of a router has one',
-                    {"topic": name, "partition_count": len(end.logs)},
+                    f'"{name}" has {end.partition_count} partitions: an end of a router has one',
+                    {"topic": name, "partition_count": end.partition_count},
                 )
         for other in self._to.get(given.dest, {}).values():
             if other.name != request.router and other.config.source != given.source:
@@ -133,20 +151,21 @@ class Routers:
                 Reason.THROTTLED, "the server has reached its limit of routers",
                 {"limit": "max_routers", "max": self._limits.max_routers},
             )  # fmt: skip
-        if not given.allow_cycle and (router is None or _may_close_a_cycle(router.config, given)):
+        if not given.allow_cycle and (router is None or may_close_a_cycle(router.config, given)):
             old = None if router is None else (router.config.source, router.config.dest)
             cycle = self._graph.cycle(given.source, given.dest, without=old)
             if cycle is not None:
                 raise TopicsError(Reason.ROUTER_CYCLE, f"a cycle: {' -> '.join(cycle)}", {"cycle": cycle})
-        missing = sum(catalog.find(name) is None for name in (given.source, given.dest))
+        made_here = (given.dest,) if is_foreign else (given.source, given.dest)
+        missing = sum(catalog.find(name) is None for name in made_here)
         if missing and not catalog.has_room_for(missing):
             raise TopicsError(
                 Reason.THROTTLED, "the server has reached its limit of topics",
                 {"limit": "max_topics", "max": self._limits.max_topics},
             )  # fmt: skip
 
-    def put(self, request: PutRouterRequest) -> tuple[PutRouterReply, int]:
-        """Create the router or replace its config. See RoutersApi.put.
+    def put(self, request: PutRouterRequest, end: SourceEnd | None = None) -> tuple[PutRouterReply, int]:
+        """Create the router or replace its config. See RoutersApi.put. `end` is a source in another shard.
 
         Visible records of the source are forwarded first, on the old terms, at once: a caller that serves others in
         between first calls `advance` (see `move`). If that fails, a change of the source is refused with the reason; a
@@ -154,12 +173,12 @@ class Routers:
         takes its backlog along.
         """
         self._writer.check()
-        self.check(request)
+        self.check(request, is_foreign=end is not None)
         router, given = self.find(request.router), request.config
         if router is None:
-            return self._create(request)
+            return self._create(request, end)
         if given != router.config:
-            self._change(router, given)
+            self._change(router, given, end)
         return PutRouterReply(router=router.name, created=False, config=given), router.written
 
     def get(self, name: str) -> RouterState:
@@ -206,8 +225,8 @@ class Routers:
             del self._routers[router.name]
             router.gone = True
             self._unlink(router)
-        if self._rings:
-            self._find_rings()
+        if self.rings:
+            self.rings.find()
 
     def sample(self, limit: int, allowed: tuple[str, ...] | None = None) -> Iterator[Router]:
         """The first routers by name, at most `limit`, with name and both ends under `allowed`, for metrics."""
@@ -244,6 +263,40 @@ class Routers:
             return []
         return [CatchUp(router) for router in feeders.values() if self._is_behind(router)]
 
+    def foreign_feeders(self, topic: str) -> list[Router]:
+        """The routers into the topic whose source is in another shard."""
+        return [router for router in self._to.get(topic, {}).values() if router.foreign is not None]
+
+    def of_foreign(self, source: str, topic_id: str | None = None) -> list[Router]:
+        """The routers from a topic in another shard: in one life (None: in any)."""
+        found = [router for _, router in sorted(self._from.get(source, {}).items())]
+        return [
+            router for router in found if router.foreign and (topic_id is None or router.foreign.topic_id == topic_id)
+        ]
+
+    def feeders(self, topic: str, without: str) -> list[str]:
+        """The direct and indirect sources of a topic within this engine, but for what one router adds."""
+        found: dict[str, None] = {}
+        at: str | None = topic
+        while at is not None:
+            routers = self._to.get(at, {}).values()
+            at = next((router.config.source for router in routers if router.name != without), None)
+            if at is None or at in found:
+                break
+            found[at] = None
+        return list(found)
+
+    def stretch(self, request: PullRequest) -> Stretch:
+        """What follows in a log, for routers in another shard. Raises `topic_not_found`, also for another life."""
+        topic = self._catalog.visible(request.topic)
+        if topic.topic_id != request.topic_id:
+            raise topic_recreated(request.topic, topic.topic_id)
+        s = topic.log.visible(topic.config, self._clock.now_ms())
+        found = read(s, topic.log.blocks, request.after)
+        found.hops = self.rings.of(topic.name).runs(found.after + 1, found.to)
+        found.upstream = self.rings.upstream(topic.name)
+        return found
+
     def catch_up(self, name: str) -> CatchUp | None:
         """Return the catch-up that a reader of the router's state waits for."""
         router = self.find(name)
@@ -262,7 +315,7 @@ class Routers:
         A blocked router ends the wait.
         """
         router = catch_up.router
-        if catch_up.is_over or self._writer.failure is not None:
+        if catch_up.is_over or self._writer.failure is not None or self._lacks_records(router):
             return False
         fault = router.fault
         if fault is not None and not fault.is_over(self._clock.now_ms(), router.dest.log.state):
@@ -272,48 +325,66 @@ class Routers:
             self.on_due()
         return router.fault is None and not catch_up.is_over
 
+    def awaits_source(self, catch_up: CatchUp) -> bool:
+        """Return whether an awaited router needs records that are still to come from another shard."""
+        router = catch_up.router
+        if catch_up.is_over or not self._lacks_records(router) or router.fault is not None:
+            return False
+        return isinstance(router.source, ForeignSource) and router.source.error is None
+
+    def _lacks_records(self, router: Router) -> bool:
+        return router.foreign is not None and router.cursor >= router.source.log.view.head
+
     # --------------------------------------------------------------- internals
 
-    def _create(self, request: PutRouterRequest) -> tuple[PutRouterReply, int]:
+    def _create(self, request: PutRouterRequest, end: SourceEnd | None) -> tuple[PutRouterReply, int]:
         given = request.config
-        source, dest = self._end(given.source), self._end(given.dest)
-        row = RouterRow(name=request.router, config=given, created_ts=self._clock.now_ms())
-        cursor = source.log.view.head
-        if request.backfill:
-            cursor = source.log.visible(source.config, self._clock.now_ms()).earliest - 1
-        router = Router(self._next_number, row, source, dest, cursor, 0)
+        source, dest = self._source(given, end), self._end(given.dest)
+        row = RouterRow(name=request.router, config=given, created_ts=self._clock.now_ms(), foreign=_identity(end))
+        if source is not None:
+            s = source.log.visible(source.config, self._clock.now_ms()) if request.backfill else source.log.view
+            earliest, cursor = s.earliest, s.head
+        else:
+            assert end is not None
+            earliest, cursor = end.earliest, end.head
+        router = Router(self._next_number, row, dest, earliest - 1 if request.backfill else cursor, 0)
         with Transaction(self._writer) as tx:
             tx.batch.put(Family.ROUTERS, *router.config_row())
-            tx.batch.put(Family.ROUTERS, *router.cursor_row(cursor, 0))
+            tx.batch.put(Family.ROUTERS, *router.cursor_row(router.cursor, 0))
             tx.commit()
         self._next_number += 1
         self._routers[router.name] = router
         router.shown_after = router.written = tx.ticket
         self._writer.request_sync(tx.ticket)
-        self._link(router)
+        self._link(router, source)
         if given.allow_cycle:
-            self._find_rings()
+            self.rings.find()
         return PutRouterReply(router=router.name, created=True, config=given), tx.ticket
 
-    def _change(self, router: Router, given: RouterConfig) -> None:
+    def _change(self, router: Router, given: RouterConfig, end: SourceEnd | None) -> None:
         before = router.config
         ends_change = (given.source, given.dest) != (before.source, before.dest)
         max_slices = None if ends_change else _SLICES_BEFORE_A_CHANGE
         self._finish(router, must=given.source != before.source, max_slices=max_slices)
-        source, dest = self._end(given.source), self._end(given.dest)
-        cursor = router.cursor if source is router.source else source.log.view.head
+        source, dest, foreign = self._source(given, end), self._end(given.dest), _identity(end)
+        cursor = router.cursor
+        if source is None:
+            assert end is not None
+            cursor = cursor if router.foreign == foreign else end.head
+        elif source is not router.source:
+            cursor = source.log.view.head
         with Transaction(self._writer) as tx:
-            row = RouterRow(name=router.name, config=given, created_ts=router.created_ts)
+            row = RouterRow(name=router.name, config=given, created_ts=router.created_ts, foreign=foreign)
             tx.batch.put(Family.ROUTERS, config_key(router.number), row.encode())
             tx.batch.put(Family.ROUTERS, *router.cursor_row(cursor, router.forwarded))
             tx.commit()
         router.written = tx.ticket
         self._writer.request_sync(tx.ticket)
         self._unlink(router)
-        router.config, router.source, router.dest, router.cursor = given, source, dest, cursor
-        self._link(router)
-        if ends_change and (self._rings or given.allow_cycle):
-            self._find_rings()
+        router.config, router.foreign, router.dest, router.cursor = given, foreign, dest, cursor
+        self._link(router, source)
+        if ends_change and (self.rings or given.allow_cycle):
+            self.rings.find()
 
     def _finish(self, router: Router, *, must: bool, max_slices: int | None) -> None:
         """Forward all visible records of the source, in at most `max_slices` slices. If it `must`, raise its fault."""
@@ -325,6 +396,10 @@ class Routers:
                 if must:
                     raise router.fault.error
                 return
+
+    def _source(self, given: RouterConfig, end: SourceEnd | None) -> Topic | None:
+        """The source, which is made if it does not exist; None for one in another shard."""
+        return self._end(given.source) if end is None else None
 
     def _end(self, name: str) -> Topic:
         return self._catalog.find(name) or self._catalog.create(name, config.resolve(name, ConfigInput()))
@@ -362,12 +437,18 @@ class Routers:
     def _is_behind(self, router: Router) -> bool:
         return router.cursor < router.source.log.view.head or router.ticket > self._writer.synced
 
-    def _link(self, router: Router) -> None:
+    def _link(self, router: Router, topic: Topic | None) -> None:
+        """Let a router forward, from the topic or from another shard."""
         source, dest = router.config.source, router.config.dest
         siblings = self._from.setdefault(source, {})
-        if not siblings:
-            self._wakes[source] = lambda: self._grow(source)
-            router.source.log.park(self._wakes[source])
+        wake = self._wakes.setdefault(source, lambda: self._grow(source))
+        if topic is None:
+            assert router.foreign is not None
+            router.source = self.foreign.join(source, router.foreign, router, wake)
+        else:
+            router.source = topic
+            if not siblings:
+                topic.log.park(wake)
         siblings[router.name] = router
         self._to.setdefault(dest, {})[router.name] = router
         self._graph.add(source, dest)
@@ -385,15 +466,15 @@ class Routers:
             del by[end][router.name]
             if not by[end]:
                 del by[end]
+        if isinstance(router.source, ForeignSource):
+            self.foreign.leave(router.source, router)
         if source not in self._from:
             router.source.log.leave(self._wakes.pop(source))
             self._grown.pop(source, None)
+        if dest not in self._to:
+            self.rings.forget(dest)
         self._graph.remove(source, dest)
         self._blocked.pop(router, None)
-
-    def _find_rings(self) -> None:
-        self._rings = self._graph.rings()
-        self._hops = {name: self._hops.get(name) or Hops() for name in self._rings}
 
     def _grow(self, source: str) -> None:
         self._grown[source] = None
@@ -406,7 +487,7 @@ class Routers:
             return
         del self._grown[source]
         now = self._clock.now_ms()
-        for router in self._from[source].values():
+        for router in self._from.get(source, {}).values():
             if router.fault is None or router.fault.is_over(now, router.dest.log.state):
                 self._queue(router)
 
@@ -417,14 +498,9 @@ class Routers:
 
     def _step(self, router: Router) -> bool:
         """One slice. True if there is more; a blocked router pauses for a while."""
-        source, dest = router.config.source, router.config.dest
-        in_ring = dest in self._rings  # and then its only source is
         before = router.cursor
         try:
-            if in_ring:
-                more = self.forwarding.step(router, self._hops[source], self._hops[dest])
-            else:
-                more = self.forwarding.step(router)
+            more = self.forwarding.step(router, self.rings.hops(router))
         except Exception as error:
             self._block(router, error, moved=router.cursor > before)
             if not isinstance(error, (TopicsError, StoreError)):
@@ -432,9 +508,9 @@ class Routers:
             return False
         router.fault = None
         self._blocked.pop(router, None)
-        if in_ring:
-            ring = (other.cursor for other in self._from[source].values() if other.config.dest in self._rings)
-            self._hops[source].forget_below(min(ring) + 1)
+        self.rings.stepped(router)
+        if isinstance(router.source, ForeignSource):
+            router.source = self.foreign.stepped(router.source, router)
         return more
 
     def _block(self, router: Router, error: Exception, *, moved: bool) -> None:
@@ -443,8 +519,14 @@ class Routers:
         before = None if moved else router.fault
         router.fault = Fault(error, self._clock.now_ms(), router.dest.log.state, before)
         self._blocked[router] = None
+        if isinstance(router.source, ForeignSource):
+            router.source = self.foreign.blocked(router.source, router)
 
 
-def _may_close_a_cycle(before: RouterConfig, given: RouterConfig) -> bool:
+def _identity(end: SourceEnd | None) -> SourceIdentity | None:
+    return None if end is None else end.identity
+
+
+def may_close_a_cycle(before: RouterConfig, given: RouterConfig) -> bool:
     """Return whether to check for a cycle: not if the same edge existed before, on the same terms."""
     return before.allow_cycle or (before.source, before.dest) != (given.source, given.dest)

@@ -5,12 +5,13 @@ from typing import Final
 
 from msgspec import Struct
 
+from topics_service.engine.placement import SQL_PLACEMENT
 from topics_service.engine.tables.expressions import Expression
 from topics_service.engine.tables.types import Type
 
 DEFAULT_NAMESPACE: Final = "default"
 RESERVED_NAMESPACES: Final = frozenset({"system", "topics", "pg_catalog", "information_schema"})
-DEFAULT_PLACEMENT: Final = "sql"
+DEFAULT_PLACEMENT: Final = SQL_PLACEMENT
 
 
 class TableName(Struct, frozen=True, order=True):

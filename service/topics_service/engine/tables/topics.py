@@ -11,6 +11,7 @@ from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, topic_not_found
 from topics_service.engine.log import Log
 from topics_service.engine.model import ConfigInput, DeleteTopicReply, PutTopicReply, TopicConfig
+from topics_service.engine.placement import SQL_PLACEMENT
 from topics_service.engine.tables import plans
 from topics_service.engine.tables.errors import SQLSTATES, invalid_value, sql_error
 from topics_service.engine.tables.model import (
@@ -146,7 +147,8 @@ class TopicDefinitions:
         except TopicsError as error:
             raise _as_value(error) from error
         with Transaction(self._writer) as tx:
-            topic = self._catalog.stage(tx, name, resolved, definition.partitions or 1)
+            placement = SQL_PLACEMENT if self._catalog.place.count > 1 else ""
+            topic = self._catalog.stage(tx, name, resolved, definition.partitions or 1, placement=placement)
             if self._tables.namespace(namespace) is None:
                 self._tables.stage_namespace(tx, Namespace(namespace, created_ms=self._clock.now_ms()))
             if alias is not None:

@@ -28,7 +28,9 @@ def parts(findings: Findings) -> dict[int, Part]:
             if row.name in names:
                 findings.report("mismatch", f'there are two topics "{row.name}"')
             names.add(row.name)
-            for partition, log_id in enumerate(row.log_ids):
+            if len(row.numbers) != len(row.log_ids):
+                raise ValueError(f"it has {len(row.log_ids)} logs for {len(row.numbers)} partitions")
+            for partition, log_id in zip(row.numbers, row.log_ids, strict=True):
                 if log_id in found:
                     findings.report("mismatch", f'topics "{row.name}" and "{found[log_id].row.name}" share a log')
                 else:

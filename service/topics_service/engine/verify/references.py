@@ -6,6 +6,7 @@ import msgspec
 
 from topics_service.engine.offsets.positions import decode_position, is_group_row, read_position_key
 from topics_service.engine.offsets.positions import decode_row as decode_group
+from topics_service.engine.router.places import is_place_key
 from topics_service.engine.router.router import cursor_key, decode_cursor
 from topics_service.engine.router.router import decode_row as decode_router
 from topics_service.engine.verify.findings import Findings, Part
@@ -20,7 +21,7 @@ def check_routers(findings: Findings, parts: Mapping[int, Part]) -> int:
     names: set[str] = set()
     for key, value in rows.items():
         if key[8:] != b"\x00":
-            if key[8:] != b"\x01" or key[:8] + b"\x00" not in rows:
+            if not is_place_key(key) and (key[8:] != b"\x01" or key[:8] + b"\x00" not in rows):
                 findings.report("orphan", f"the row {key.hex()} belongs to no router")
             continue
         with findings.decoding(f"the row {key.hex()} of a router"):
@@ -30,14 +31,14 @@ def check_routers(findings: Findings, parts: Mapping[int, Part]) -> int:
                 findings.report("mismatch", f"there are two of {what}")
             names.add(row.name)
             for end in (row.config.source, row.config.dest):
-                if end not in topics:
+                if end not in topics and (end == row.config.dest or row.foreign is None):
                     findings.report("missing", f'{what} has the topic "{end}" as an end, which does not exist')
             cursor_row = rows.get(cursor_key(keys.read_u64(key)))
             if cursor_row is None:
                 findings.report("missing", f"{what} has no cursor")
                 continue
             cursor, _ = decode_cursor(cursor_row)
-            source = topics.get(row.config.source)
+            source = topics.get(row.config.source) if row.foreign is None else None
             if source is not None and source.settled is not None and cursor > source.head:
                 text = f"{what} stands at seq {cursor}, the head of its source is {source.head}"
                 findings.report("mismatch", text, source, cursor, cursor)

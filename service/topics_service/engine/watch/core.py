@@ -131,7 +131,7 @@ class Watch:
             s = _look(topic, follow.log, now)
             cursor = self.cursors[name] = scope.start(name, s.head)
             follow.opening = True
-            if epochs is not None and epochs.get(name, topic.number) != topic.number:
+            if epochs is not None and epochs.get(name, topic.identity.epoch) != topic.identity.epoch:
                 follow.foreign = True
                 self.epochs[name] = epochs[name]  # as long as the cursor does
             self.positions[name] = Position(from_seq=cursor, head_seq=s.head, earliest_seq=s.earliest)
@@ -189,6 +189,12 @@ class Watch:
             if not patience or self._clock.now_ms() - now >= _SILENT_MS:
                 self._wake(follow.name)
                 return None
+
+    def share(self, cursors: dict[str, int], epochs: dict[str, int]) -> None:
+        """Keep the cursors and epochs in these maps from now on, which watches of other topics keep theirs in too."""
+        cursors.update(self.cursors)
+        epochs.update(self.epochs)
+        self.cursors, self.epochs = cursors, epochs
 
     def drop(self, topic: str) -> bool:
         """Stop following a topic, or a pattern and the topics that only it brought in; False if it was not followed."""
@@ -261,7 +267,7 @@ class Watch:
         if lost is not None:
             follow.live = follow.foreign = False
             follow.stale = cursor
-            self.epochs[name] = topic.number
+            self.epochs[name] = topic.identity.epoch
             self.cursors[name] = lost.earliest_seq - 1 if lost.reason == "recreated" else lost.gap_to
             if fresh:
                 self._turn = follow
@@ -344,7 +350,7 @@ class Watch:
     def _follow(self, name: str, topic: Topic, now: int, *, joined: bool) -> "_Follow":
         """Follow the log of a topic partition, from its first record."""
         follow = self._follows[name] = _Follow(self, name, topic, parse_topic_partition(name)[1], now, joined=joined)
-        self.cursors[name], self.epochs[name] = 0, topic.number
+        self.cursors[name], self.epochs[name] = 0, topic.identity.epoch
         if self._leaving == name:
             self._leaving = None
         follow.log.park(follow.woken)
@@ -366,10 +372,7 @@ class Watch:
 
     def _refusal(self) -> ErrorFrame:
         refused, self._refused = tuple(self._refused), []
-        return ErrorFrame(
-            reason=Reason.THROTTLED, code=Reason.THROTTLED.value.http_status, topics=refused, terminal=False,
-            message=f"new topics are not followed: the subscription has {self._max_topics}, which is the most",
-        )  # fmt: skip
+        return refusal(refused, self._max_topics)
 
 
 class _Follow(ScheduledLog):
@@ -378,7 +381,7 @@ class _Follow(ScheduledLog):
     __slots__ = ("foreign", "joined", "live", "name", "number", "opening", "stale", "watch")
 
     def __init__(self, watch: Watch, name: str, topic: Topic, number: int, now: int, *, joined: bool) -> None:
-        super().__init__(topic, topic.logs[number], now)
+        super().__init__(topic, topic.partition(number), now)
         self.watch: Watch | None = watch
         self.name = name
         self.number = number
@@ -391,12 +394,20 @@ class _Follow(ScheduledLog):
     @property
     def partition(self) -> int | None:
         """The partition as frames name it: None where the topic has no other."""
-        return self.number if len(self.topic.logs) > 1 else None
+        return self.number if self.topic.partition_count > 1 else None
 
     def woken(self) -> None:
         """Wake the watch: the log has grown, or was deleted."""
         if not self.due and self.watch is not None:
             self.watch.woken(self)
+
+
+def refusal(topics: tuple[str, ...], max_topics: int) -> ErrorFrame:
+    """Return the frame that says that these topics are too many."""
+    return ErrorFrame(
+        reason=Reason.THROTTLED, code=Reason.THROTTLED.value.http_status, topics=topics, terminal=False,
+        message=f"new topics are not followed: the subscription has {max_topics}, which is the most",
+    )  # fmt: skip
 
 
 def _look(topic: Topic, log: Log, now: int) -> Snapshot:

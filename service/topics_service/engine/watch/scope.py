@@ -44,6 +44,24 @@ def prefix_of(key: str) -> str | None:
     return prefix
 
 
+def patterns_of(request: WatchRequest, max_topics: int, *, new: bool) -> dict[str, WatchTopic]:
+    """The prefixes of a request's patterns with their starts, the most specific first.
+
+    Raises `invalid_request` for a bad pattern, too many topics or, unless it is of a session, for none.
+    """
+    if new and not request.topics:  # a session may have none that exists
+        raise invalid("a watch needs at least one topic")
+    if len(request.topics) > max_topics:
+        raise invalid(f"a watch has at most {max_topics} topics")
+    patterns = {prefix: given for key, given in request.topics.items() if (prefix := prefix_of(key)) is not None}
+    return {prefix: patterns[prefix] for prefix in sorted(patterns, key=len, reverse=True)}
+
+
+def too_many(max_topics: int) -> TopicsError:
+    """The error of patterns that match more topics than a watch may have."""
+    return invalid(f"the patterns match too many topics: a watch has at most {max_topics}")
+
+
 class Scope:
     """The topic partitions of a subscription: `topics` to follow, and deleted ones (`departed`) with their last heads.
 
@@ -55,16 +73,9 @@ class Scope:
         self, catalog: Catalog, request: WatchRequest, max_topics: int, heads: Mapping[str, int] | None = None
     ) -> None:
         """See Watch. Raises `invalid_request`, `topic_not_found` and `partition_not_found`."""
-        if not request.topics and heads is None:  # a session may have none that exists
-            raise invalid("a watch needs at least one topic")
-        if len(request.topics) > max_topics:
-            raise invalid(f"a watch has at most {max_topics} topics")
         self._request = request
         self._known = heads
-        patterns = {prefix: given for key, given in request.topics.items() if (prefix := prefix_of(key)) is not None}
-        self._patterns: dict[str, WatchTopic] = {  # the most specific first
-            prefix: patterns[prefix] for prefix in sorted(patterns, key=len, reverse=True)
-        }
+        self._patterns = patterns_of(request, max_topics, new=heads is None)
         self.prefixes = tuple(self._patterns)
         self.topics: dict[str, Topic] = {}
         self.departed: dict[str, int] = {}
@@ -78,7 +89,7 @@ class Scope:
             if len(self.topics) < max_topics:
                 self.topics[topic.name] = topic
             elif heads is None:
-                raise invalid(f"the patterns match too many topics: a watch has at most {max_topics}")
+                raise too_many(max_topics)
             elif len(self.refused) < max_topics:
                 self.refused.append(topic.name)
             else:
@@ -120,7 +131,7 @@ class Scope:
             if key in self._request.topics or key.startswith(self.prefixes):
                 name, partition = parse_topic_partition(key)
                 topic = catalog.find(name)
-                if topic is None or catalog.unsynced(topic) or partition >= len(topic.logs):
+                if topic is None or catalog.unsynced(topic) or topic.find_log(partition) is None:
                     self.departed[key] = head
                 else:
                     self.topics[key] = topic

@@ -66,8 +66,8 @@ const (
 	// HTTP 409, gRPC FAILED_PRECONDITION.
 	ErrorReason_ERROR_REASON_ROUTER_CYCLE ErrorReason = 11
 	// The topic exists with another type, or with more partitions, or the destination is already fed by another source.
-	// Detail: `topic` with `existing_type` and `requested_type`, with `partition_count`, or with `reason` =
-	// `router_dest_fan_in`.
+	// Detail: `topic` with `existing_type` and `requested_type`, with `partition_count`, with `placement`, or with
+	// `reason` = `router_dest_fan_in`.
 	// HTTP 409, gRPC FAILED_PRECONDITION.
 	ErrorReason_ERROR_REASON_TOPIC_EXISTS_INCOMPATIBLE ErrorReason = 12
 	// if_empty was asked for and the topic has live records. Detail: `topic`, `count`.

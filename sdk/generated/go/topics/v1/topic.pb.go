@@ -541,7 +541,9 @@ type TopicState struct {
 	// several.
 	Partition uint32 `protobuf:"varint,18,opt,name=partition,proto3" json:"partition,omitempty"`
 	// Positions of every partition, in order of number; empty where there is one.
-	Partitions    []*PartitionState `protobuf:"bytes,19,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	Partitions []*PartitionState `protobuf:"bytes,19,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	// Placement group of the topic. On HTTP only where it has one.
+	Placement     string `protobuf:"bytes,20,opt,name=placement,proto3" json:"placement,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -707,6 +709,13 @@ func (x *TopicState) GetPartitions() []*PartitionState {
 		return x.Partitions
 	}
 	return nil
+}
+
+func (x *TopicState) GetPlacement() string {
+	if x != nil {
+		return x.Placement
+	}
+	return ""
 }
 
 // Positions of one partition of a topic.
@@ -995,7 +1004,7 @@ const file_topics_v1_topic_proto_rawDesc = "" +
 	"\rdead_lettered\x18\x03 \x01(\x04R\fdeadLettered\x12\x18\n" +
 	"\adelayed\x18\x04 \x01(\x04R\adelayed\x12\x1a\n" +
 	"\bretrying\x18\x05 \x01(\x04R\bretrying\x12\x1c\n" +
-	"\texhausted\x18\x06 \x01(\x04R\texhausted\"\xc8\x05\n" +
+	"\texhausted\x18\x06 \x01(\x04R\texhausted\"\xe6\x05\n" +
 	"\n" +
 	"TopicState\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12(\n" +
@@ -1019,7 +1028,8 @@ const file_topics_v1_topic_proto_rawDesc = "" +
 	"\tpartition\x18\x12 \x01(\rR\tpartition\x129\n" +
 	"\n" +
 	"partitions\x18\x13 \x03(\v2\x19.topics.v1.PartitionStateR\n" +
-	"partitionsB\x13\n" +
+	"partitions\x12\x1c\n" +
+	"\tplacement\x18\x14 \x01(\tR\tplacementB\x13\n" +
 	"\x11_last_write_ts_msB\x12\n" +
 	"\x10_last_read_ts_msB\b\n" +
 	"\x06_queue\"\xf6\x01\n" +

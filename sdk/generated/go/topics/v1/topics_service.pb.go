@@ -92,8 +92,12 @@ type PutTopicRequest struct {
 	// topic_exists_incompatible. Above 1 for a queue or an end of a router: invalid_request. On HTTP a member of the body
 	// beside those of the config.
 	PartitionCount uint32 `protobuf:"varint,3,opt,name=partition_count,json=partitionCount,proto3" json:"partition_count,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Placement group of a new topic: topics of one group lie in one shard, where the server has several. Named as a topic
+	// is, `sql` is the group of tables. Default empty: none, and no change for an old topic, whose group can't be changed,
+	// which is topic_exists_incompatible. On HTTP a member of the body beside those of the config.
+	Placement     string `protobuf:"bytes,4,opt,name=placement,proto3" json:"placement,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PutTopicRequest) Reset() {
@@ -147,6 +151,13 @@ func (x *PutTopicRequest) GetPartitionCount() uint32 {
 	return 0
 }
 
+func (x *PutTopicRequest) GetPlacement() string {
+	if x != nil {
+		return x.Placement
+	}
+	return ""
+}
+
 // Answers PutTopic.
 type PutTopicResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -168,8 +179,10 @@ type PutTopicResponse struct {
 	Performance *Performance `protobuf:"bytes,8,opt,name=performance,proto3" json:"performance,omitempty"`
 	// Partitions that the topic now has. On HTTP only where there are several.
 	PartitionCount uint32 `protobuf:"varint,9,opt,name=partition_count,json=partitionCount,proto3" json:"partition_count,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Placement group of the topic. On HTTP only where it has one.
+	Placement     string `protobuf:"bytes,10,opt,name=placement,proto3" json:"placement,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PutTopicResponse) Reset() {
@@ -263,6 +276,13 @@ func (x *PutTopicResponse) GetPartitionCount() uint32 {
 		return x.PartitionCount
 	}
 	return 0
+}
+
+func (x *PutTopicResponse) GetPlacement() string {
+	if x != nil {
+		return x.Placement
+	}
+	return ""
 }
 
 // Asks for GetTopic.
@@ -2103,11 +2123,12 @@ var File_topics_v1_topics_service_proto protoreflect.FileDescriptor
 
 const file_topics_v1_topics_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1etopics/v1/topics_service.proto\x12\ttopics.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x16topics/v1/errors.proto\x1a\x1btopics/v1/performance.proto\x1a\x16topics/v1/record.proto\x1a\x15topics/v1/topic.proto\"\x80\x01\n" +
+	"\x1etopics/v1/topics_service.proto\x12\ttopics.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x16topics/v1/errors.proto\x1a\x1btopics/v1/performance.proto\x1a\x16topics/v1/record.proto\x1a\x15topics/v1/topic.proto\"\x9e\x01\n" +
 	"\x0fPutTopicRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12.\n" +
 	"\x06config\x18\x02 \x01(\v2\x16.topics.v1.TopicConfigR\x06config\x12'\n" +
-	"\x0fpartition_count\x18\x03 \x01(\rR\x0epartitionCount\"\xac\x02\n" +
+	"\x0fpartition_count\x18\x03 \x01(\rR\x0epartitionCount\x12\x1c\n" +
+	"\tplacement\x18\x04 \x01(\tR\tplacement\"\xca\x02\n" +
 	"\x10PutTopicResponse\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
 	"\acreated\x18\x02 \x01(\bR\acreated\x12.\n" +
@@ -2117,7 +2138,9 @@ const file_topics_v1_topics_service_proto_rawDesc = "" +
 	"\x03rrl\x18\x06 \x01(\tR\x03rrl\x12\x14\n" +
 	"\x05epoch\x18\a \x01(\x04R\x05epoch\x128\n" +
 	"\vperformance\x18\b \x01(\v2\x16.topics.v1.PerformanceR\vperformance\x12'\n" +
-	"\x0fpartition_count\x18\t \x01(\rR\x0epartitionCount\"j\n" +
+	"\x0fpartition_count\x18\t \x01(\rR\x0epartitionCount\x12\x1c\n" +
+	"\tplacement\x18\n" +
+	" \x01(\tR\tplacement\"j\n" +
 	"\x0fGetTopicRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\x05touch\x18\x02 \x01(\bH\x00R\x05touch\x88\x01\x01\x12\x1c\n" +

@@ -74,8 +74,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_TOPIC_EXISTS_INCOMPATIBLE: _ErrorReason.ValueType  # 12
     """The topic exists with another type, or with more partitions, or the destination is already fed by another source.
-    Detail: `topic` with `existing_type` and `requested_type`, with `partition_count`, or with `reason` =
-    `router_dest_fan_in`.
+    Detail: `topic` with `existing_type` and `requested_type`, with `partition_count`, with `placement`, or with
+    `reason` = `router_dest_fan_in`.
     HTTP 409, gRPC FAILED_PRECONDITION.
     """
     ERROR_REASON_TOPIC_NOT_EMPTY: _ErrorReason.ValueType  # 13
@@ -280,8 +280,8 @@ HTTP 409, gRPC FAILED_PRECONDITION.
 """
 ERROR_REASON_TOPIC_EXISTS_INCOMPATIBLE: ErrorReason.ValueType  # 12
 """The topic exists with another type, or with more partitions, or the destination is already fed by another source.
-Detail: `topic` with `existing_type` and `requested_type`, with `partition_count`, or with `reason` =
-`router_dest_fan_in`.
+Detail: `topic` with `existing_type` and `requested_type`, with `partition_count`, with `placement`, or with
+`reason` = `router_dest_fan_in`.
 HTTP 409, gRPC FAILED_PRECONDITION.
 """
 ERROR_REASON_TOPIC_NOT_EMPTY: ErrorReason.ValueType  # 13

@@ -64,6 +64,7 @@ class PutTopicRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
     PARTITION_COUNT_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic; required. Path parameter."""
     partition_count: _builtins.int
@@ -71,6 +72,11 @@ class PutTopicRequest(_message.Message):
     for a new topic, no change for an old one. More can be added at any time; none can be removed, which is
     topic_exists_incompatible. Above 1 for a queue or an end of a router: invalid_request. On HTTP a member of the body
     beside those of the config.
+    """
+    placement: _builtins.str
+    """Placement group of a new topic: topics of one group lie in one shard, where the server has several. Named as a topic
+    is, `sql` is the group of tables. Default empty: none, and no change for an old topic, whose group can't be changed,
+    which is topic_exists_incompatible. On HTTP a member of the body beside those of the config.
     """
     @_builtins.property
     def config(self) -> _topic_pb2.TopicConfig:
@@ -82,10 +88,11 @@ class PutTopicRequest(_message.Message):
         topic: _builtins.str = ...,
         config: _topic_pb2.TopicConfig | None = ...,
         partition_count: _builtins.int = ...,
+        placement: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "partition_count", b"partition_count", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "partition_count", b"partition_count", "placement", b"placement", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -106,6 +113,7 @@ class PutTopicResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     PERFORMANCE_FIELD_NUMBER: _builtins.int
     PARTITION_COUNT_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic."""
     created: _builtins.bool
@@ -120,6 +128,8 @@ class PutTopicResponse(_message.Message):
     """Number of this life of the topic (see TopicState.epoch)."""
     partition_count: _builtins.int
     """Partitions that the topic now has. On HTTP only where there are several."""
+    placement: _builtins.str
+    """Placement group of the topic. On HTTP only where it has one."""
     @_builtins.property
     def config(self) -> _topic_pb2.TopicConfig:
         """Configuration now in force, with every default filled in."""
@@ -140,10 +150,11 @@ class PutTopicResponse(_message.Message):
         epoch: _builtins.int = ...,
         performance: _performance_pb2.Performance | None = ...,
         partition_count: _builtins.int = ...,
+        placement: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "performance", b"performance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "created", b"created", "epoch", b"epoch", "partition_count", b"partition_count", "performance", b"performance", "rrl", b"rrl", "slug", b"slug", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "created", b"created", "epoch", b"epoch", "partition_count", b"partition_count", "performance", b"performance", "placement", b"placement", "rrl", b"rrl", "slug", b"slug", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

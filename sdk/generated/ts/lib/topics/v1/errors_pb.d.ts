@@ -161,8 +161,8 @@ export enum ErrorReason {
 
   /**
    * The topic exists with another type, or with more partitions, or the destination is already fed by another source.
-   * Detail: `topic` with `existing_type` and `requested_type`, with `partition_count`, or with `reason` =
-   * `router_dest_fan_in`.
+   * Detail: `topic` with `existing_type` and `requested_type`, with `partition_count`, with `placement`, or with
+   * `reason` = `router_dest_fan_in`.
    * HTTP 409, gRPC FAILED_PRECONDITION.
    *
    * @generated from enum value: ERROR_REASON_TOPIC_EXISTS_INCOMPATIBLE = 12;

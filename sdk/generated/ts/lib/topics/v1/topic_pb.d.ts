@@ -363,6 +363,13 @@ export declare type TopicState = Message<"topics.v1.TopicState"> & {
    * @generated from field: repeated topics.v1.PartitionState partitions = 19;
    */
   partitions: PartitionState[];
+
+  /**
+   * Placement group of the topic. On HTTP only where it has one.
+   *
+   * @generated from field: string placement = 20;
+   */
+  placement: string;
 };
 
 /**

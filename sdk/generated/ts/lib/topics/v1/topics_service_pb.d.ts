@@ -45,6 +45,15 @@ export declare type PutTopicRequest = Message<"topics.v1.PutTopicRequest"> & {
    * @generated from field: uint32 partition_count = 3;
    */
   partitionCount: number;
+
+  /**
+   * Placement group of a new topic: topics of one group lie in one shard, where the server has several. Named as a topic
+   * is, `sql` is the group of tables. Default empty: none, and no change for an old topic, whose group can't be changed,
+   * which is topic_exists_incompatible. On HTTP a member of the body beside those of the config.
+   *
+   * @generated from field: string placement = 4;
+   */
+  placement: string;
 };
 
 /**
@@ -121,6 +130,13 @@ export declare type PutTopicResponse = Message<"topics.v1.PutTopicResponse"> & {
    * @generated from field: uint32 partition_count = 9;
    */
   partitionCount: number;
+
+  /**
+   * Placement group of the topic. On HTTP only where it has one.
+   *
+   * @generated from field: string placement = 10;
+   */
+  placement: string;
 };
 
 /**

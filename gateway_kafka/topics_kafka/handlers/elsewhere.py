@@ -1,0 +1,63 @@
+"""Items of a request whose partitions other processes have: one call for each shard."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from topics_kafka.protocol import Message
+from topics_service.engine.errors import TopicsError
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+class Elsewhere(Generic[Q, R]):
+    """Collects items by shard, each with what shows its outcome in the response. True if there are any.
+
+    `call` asks a shard for the outcomes of items; `failed` makes one of the error of a whole call.
+    """
+
+    def __init__(self, call: Callable[[int, list[Q]], Awaitable[list[R]]], failed: Callable[[TopicsError], R]) -> None:
+        self._call = call
+        self._failed = failed
+        self._items: dict[int, list[Q]] = {}
+        self._shows: dict[int, list[Callable[[R], None]]] = {}
+        self._calls: dict[int, asyncio.Future[list[R]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def add(self, shard: int, item: Q, show: Callable[[R], None]) -> None:
+        """Add an item."""
+        self._items.setdefault(shard, []).append(item)
+        self._shows.setdefault(shard, []).append(show)
+
+    def start(self) -> None:
+        """Make the calls. Those on one shard go out in the order in which they are started."""
+        for shard, items in self._items.items():
+            self._calls[shard] = asyncio.ensure_future(self._call(shard, items))
+
+    async def shown(self) -> None:
+        """Wait for the calls, which run on if this is cancelled, and show their outcomes.
+
+        Raises LostCallError if a call is lost.
+        """
+        if not self._calls:
+            self.start()
+        await asyncio.wait(self._calls.values())
+        for shard, call in self._calls.items():
+            shows = self._shows[shard]
+            try:
+                outcomes = call.result()
+            except TopicsError as error:
+                outcomes = [self._failed(error)] * len(shows)
+            for show, outcome in zip(shows, outcomes, strict=True):
+                show(outcome)
+
+
+async def completed(answer: Message | Awaitable[Message], elsewhere: Elsewhere[Q, R] | None) -> Message:
+    """The response once the outcomes of other processes are shown in it as well."""
+    response = answer if isinstance(answer, dict) else await answer
+    if elsewhere:
+        await elsewhere.shown()
+    return response

@@ -1,0 +1,78 @@
+"""Figures of all shards in memory that the processes share: each writes those of its own shards, and any reads all."""
+
+import mmap
+from typing import Final
+
+from topics_server.core import Core
+from topics_service.api.scheduling.pressure import Shortage
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.model import ReadyState
+from topics_shards.health import together
+
+_REASONS: Final = ("", "not_ready", "shutting_down", "read_only")
+_AWAY: Final = 0  # a row that nobody has written
+_MILLION: Final = 1_000_000
+_LIMIT: Final = "min_free_bytes"
+
+# Positions in the row of a shard.
+_STATE, _PROGRESS, _TOPICS, _FREE, _SHORT = range(5)
+_FIELDS: Final = 16  # of 8 bytes: rows of different processes are in different lines of the cache
+
+
+class Board:
+    """The figures of `count` shards. Made before the processes are: they inherit it."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._values = memoryview(mmap.mmap(-1, (count or 1) * _FIELDS * 8)).cast("q")
+
+    def write(self, shard: int, api: TopicsApi) -> None:
+        """Write the figures of a shard of this process."""
+        at, values, state, shortage = shard * _FIELDS, self._values, api.ready(), api.shortage()
+        values[at + _PROGRESS] = int(state.replay_progress * _MILLION)
+        values[at + _TOPICS] = state.topics
+        values[at + _FREE] = 0 if shortage is None else shortage.free_bytes
+        values[at + _SHORT] = 0 if shortage is None else shortage.max
+        values[at + _STATE] = 1 + _REASONS.index(state.reason)
+
+    def leave(self, shard: int) -> None:
+        """Note that nobody serves a shard at present."""
+        self._values[shard * _FIELDS + _STATE] = _AWAY
+
+    def ready(self, shard: int) -> ReadyState:
+        """The readiness of a shard."""
+        at, values = shard * _FIELDS, self._values
+        state = values[at + _STATE]
+        reason = _REASONS[state - 1] if state != _AWAY else _REASONS[1]
+        progress = values[at + _PROGRESS] / _MILLION
+        return ReadyState(ready=not reason, reason=reason, topics=values[at + _TOPICS], replay_progress=progress)
+
+    def shortage(self, shard: int) -> Shortage | None:
+        """The cause for which a shard refuses all writes."""
+        at, values = shard * _FIELDS, self._values
+        return Shortage(_LIMIT, values[at + _SHORT], values[at + _FREE]) if values[at + _SHORT] else None
+
+
+class BoardHealth:
+    """The state of all shards, those of this process as they are now; see `Health`."""
+
+    def __init__(self, board: Board, cores: dict[int, Core]) -> None:
+        self._board = board
+        self._cores = cores
+
+    def ready(self) -> ReadyState:
+        """See Health."""
+        board, cores = self._board, self._cores
+        shards = range(board.count)
+        return together([cores[each].api.ready() if each in cores else board.ready(each) for each in shards])
+
+    def shortage(self) -> Shortage | None:
+        """See Health."""
+        board, cores = self._board, self._cores
+        each = (cores[n].api.shortage() if n in cores else board.shortage(n) for n in range(board.count))
+        return next((found for found in each if found is not None), None)
+
+    def write(self) -> None:
+        """Write the figures of all shards of this process."""
+        for shard, core in self._cores.items():
+            self._board.write(shard, core.api)

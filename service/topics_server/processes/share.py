@@ -1,0 +1,84 @@
+"""The part that one process has in a server with shards, and what ties it to the parent."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from topics_server.processes.board import Board
+
+_FINISH: Final = b"F"
+_MAX_MESSAGE: Final = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Process number `process` of `processes`, of a directory with `count` shards.
+
+    `sockets` is the directory of the sockets at which they call one another, `control` leads to the parent, and `board`
+    has what all know of all shards. Process p has shard p, and so that shard leads to it.
+    """
+
+    process: int
+    processes: int
+    count: int
+    sockets: Path
+    control: socket.socket
+    board: Board
+
+    @property
+    def shards(self) -> range:
+        """The shards of this process."""
+        return range(self.process, self.count, self.processes)
+
+    def owner(self, shard: int) -> int:
+        """The process of a shard."""
+        return shard % self.processes
+
+    def socket_of(self, process: int) -> Path:
+        """The socket at which a process takes the calls of the others."""
+        return self.sockets / f"{process}.sock"
+
+    def tell(self, **message: Any) -> None:
+        """Send the parent a message. Nothing happens if it is gone."""
+        with contextlib.suppress(OSError):
+            self.control.send(json.dumps(message).encode()[:_MAX_MESSAGE])
+
+    def listen(self, on_gone: Callable[[], None]) -> asyncio.Event:
+        """Wait on the running loop for the parent; return what is set when the process may finish, which is also when
+        the parent is gone: `on_gone` is called then."""
+        loop, finish = asyncio.get_running_loop(), asyncio.Event()
+        self.control.setblocking(False)
+
+        def readable() -> None:
+            try:
+                message = self.control.recv(_MAX_MESSAGE)
+            except BlockingIOError:
+                return
+            except OSError:
+                message = b""
+            if not message:
+                loop.remove_reader(self.control)
+                on_gone()
+            finish.set()
+
+        loop.add_reader(self.control, readable)
+        return finish
+
+
+def let_finish(control: socket.socket) -> None:
+    """Let the process at the other end finish: no other process needs it any more."""
+    with contextlib.suppress(OSError):
+        control.send(_FINISH)
+
+
+def read(control: socket.socket) -> dict[str, Any] | None:
+    """The next message of a process; None if it is gone, or sends something else."""
+    try:
+        return dict(json.loads(control.recv(_MAX_MESSAGE)))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,150 @@
+"""The calls of the Kafka gateway, whether one engine answers them or several shards."""
+
+from collections.abc import Awaitable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from topics_service.api.access.auth import Principal
+from topics_service.api.catalog import Catalog
+from topics_service.api.interfaces import Groups
+from topics_service.api.kafka_logs import BatchOutcome, FetchOutcome, NamedBatch, OffsetOutcome, ProducersOutcome
+from topics_service.api.membership import Members
+from topics_service.api.metrics.collector import Metrics
+from topics_service.api.topics import Settable, TopicsApi
+from topics_service.engine.batches import FetchRequest
+from topics_service.engine.limits import Limits
+from topics_service.engine.membership.members import GroupSettings
+from topics_service.engine.model import (
+    ConfigInput,
+    DeleteReply,
+    DeleteRequest,
+    DeleteTopicReply,
+    PutTopicReply,
+    TopicState,
+)
+
+
+class KafkaTopics(Protocol):
+    """The calls of the Kafka gateway on one engine or several, but for those on logs; see TopicsApi."""
+
+    @property
+    def limits(self) -> Limits:
+        """The limits that requests meet."""
+        ...
+
+    @property
+    def metrics(self) -> Metrics:
+        """The figures, which the gateway adds its own to."""
+        ...
+
+    @property
+    def groups(self) -> Groups:
+        """The calls on groups."""
+        ...
+
+    @property
+    def catalog(self) -> Catalog:
+        """The topics, for reading."""
+        ...
+
+    @property
+    def draining(self) -> bool:
+        """True while the server drains before it stops."""
+        ...
+
+    async def create_topic(
+        self,
+        name: str,
+        config: ConfigInput,
+        *,
+        principal: Principal,
+        partition_count: int | None = None,
+        kafka_configs: dict[str, str] | None = None,
+    ) -> bool:
+        """Create a topic unless there is one; return whether there was none, once the topic is visible."""
+        ...
+
+    async def put_topic(
+        self,
+        name: str,
+        config: ConfigInput,
+        *,
+        principal: Principal,
+        partition_count: int | None = None,
+        kafka_configs: dict[str, str] | None = None,
+    ) -> PutTopicReply:
+        """Create a topic or replace its config; durable before it is acknowledged."""
+        ...
+
+    async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
+        """A topic's state; with `touch` it counts as a read for recency."""
+        ...
+
+    async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
+        """Remove a topic and everything in it, irreversibly and durably."""
+        ...
+
+    async def delete_records(self, request: DeleteRequest) -> DeleteReply:
+        """Delete records, permanently and silently."""
+        ...
+
+    def serve_members(self, settings: GroupSettings) -> Members:
+        """The calls of group members; the first call starts their coordinators with the settings."""
+        ...
+
+    def cluster_id(self) -> str:
+        """The cluster id that clients see."""
+        ...
+
+    def notify_on_drain(self, event: Settable) -> AbstractContextManager[None]:
+        """Set `event` if the server starts to drain."""
+        ...
+
+    def is_expiry_durable(self) -> bool:
+        """True if `expiry_durable` returns without waiting."""
+        ...
+
+    async def expiry_durable(self) -> None:
+        """Wait until expiry that reads in this process have found is as durable as its class requires."""
+        ...
+
+
+class KafkaShards(KafkaTopics, Protocol):
+    """The logs of several shards: those of this process are called directly, those of others by the shard's number.
+
+    The methods that take a shard are the calls of KafkaApi there. They raise TopicsError, and LostCallError.
+    """
+
+    def here(self, topic: str, partition: int) -> TopicsApi | None:
+        """The shard that has the partition; None if it is in another process."""
+        ...
+
+    def shard(self, topic: str, partition: int) -> int:
+        """The number of the shard that has the partition."""
+        ...
+
+    def append(self, shard: int, batches: Sequence[NamedBatch], *, settle: bool) -> Awaitable[list[BatchOutcome]]:
+        """See KafkaApi. Calls take effect in their order."""
+        ...
+
+    def fetch(
+        self, shard: int, requests: Sequence[FetchRequest], *, max_bytes: int, min_bytes: int = 0, wait_ms: int = 0
+    ) -> Awaitable[list[FetchOutcome]]:
+        """See KafkaApi."""
+        ...
+
+    def offsets(self, shard: int, asked: Sequence[tuple[str, int, int]]) -> Awaitable[list[OffsetOutcome]]:
+        """See KafkaApi."""
+        ...
+
+    def producers(self, shard: int, asked: Sequence[tuple[str, int]]) -> Awaitable[list[ProducersOutcome]]:
+        """See KafkaApi."""
+        ...
+
+    def sizes(self, shard: int, asked: Sequence[tuple[str, int]]) -> Awaitable[list[int]]:
+        """See KafkaApi."""
+        ...
+
+    async def new_producer_id(self) -> int:
+        """A producer id that no shard has given to anyone else; durable."""
+        ...

@@ -1,0 +1,62 @@
+"""A data directory with shards: `shards.json`, which says how many there are, and a database for each."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from topics_service.storage import durable
+from topics_service.storage.private import make_private
+from topics_service.storage.store import StoreOpenError
+
+NAME: Final = "shards.json"
+_FORMAT: Final = 1
+
+
+class _Contents(Struct, frozen=True):
+    format: int
+    shards: int
+
+
+def count_of(path: Path) -> int | None:
+    """The number of shards of the data directory; None if it has none. Raises StoreOpenError for a damaged file."""
+    file = path / NAME
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=_Contents)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, msgspec.MsgspecError, ValueError) as error:
+        raise StoreOpenError(f"the file {file} is damaged: {error}", str(file)) from None
+    if found.format != _FORMAT:
+        raise StoreOpenError(f"the file {file} has the format {found.format}, this server reads {_FORMAT}", str(file))
+    if found.shards < 1:
+        raise StoreOpenError(f"the file {file} names {found.shards} shards", str(file))
+    return found.shards
+
+
+def create(path: Path, count: int) -> None:
+    """Make a directory of `count` shards, which are made when they are opened. Durable on return. Raises OSError."""
+    make_private(path)
+    make_private(path / "shards")
+    durable.replace(path / NAME, msgspec.json.encode(_Contents(_FORMAT, count)) + b"\n")
+
+
+def directory(path: Path, shard: int) -> Path:
+    """The directory of the database of one shard."""
+    return path / "shards" / str(shard)
+
+
+def directories(path: Path) -> list[Path]:
+    """The directories of all shards of a data directory that has some. Raises StoreOpenError."""
+    return [directory(path, shard) for shard in range(count_of(path) or 0)]
+
+
+def is_empty(path: Path) -> bool:
+    """True if nothing is in the directory, or if there is none. Raises OSError."""
+    try:
+        with os.scandir(path) as entries:
+            return next(entries, None) is None
+    except FileNotFoundError:
+        return True

@@ -1,0 +1,26 @@
+"""Calls between the processes of a server: on a process as a whole, by way of any of its shards."""
+
+from collections.abc import Callable
+
+from topics_service.api.access.users import UserRow, Users
+from topics_service.api.metrics.merging import Report
+
+
+class ProcessApi:
+    """The part of a process that the others ask for."""
+
+    def __init__(self, report: Callable[[tuple[str, ...] | None], Report], users: Users) -> None:
+        self._report = report
+        self._users = users
+
+    async def report(self, allowed: tuple[str, ...] | None) -> Report:
+        """The metrics of the process, with its shards."""
+        return self._report(allowed)
+
+    async def stored_users(self) -> list[UserRow]:
+        """The users of CREATE USER; asked of the process that has the shard of SQL."""
+        return self._users.stored
+
+    async def replace_users(self, rows: list[UserRow]) -> None:
+        """Take over the users of CREATE USER."""
+        self._users.replace_stored(rows)

@@ -1,0 +1,153 @@
+"""All shards of a server, some of them in other processes."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
+from typing import Final
+
+from topics_service.engine.errors import Reason, TopicsError
+from topics_shards.calls import CALLS, READS
+from topics_shards.shards import LostCallError, Method, P, R, Shard, Shards, StreamMethod
+from topics_shards.wire.client import END_OF_STREAM, Channel, ClientConnection, GoneError, NotHereError, Outgoing
+from topics_shards.wire.framing import MAX_FRAME
+from topics_shards.wire.methods import RemoteMethod
+from topics_shards.wire.origin import current_origin
+
+PATIENCE_SECONDS: Final = 5.0
+"""Time for a call to reach its shard."""
+_ASK_AGAIN_SECONDS: Final = 0.05  # a peer that does not serve a shard any more, or not yet
+
+
+def remote_methods() -> list[RemoteMethod]:
+    """The methods of `CALLS`. Raises UncarriableError for one that can't be called from another process."""
+    return [RemoteMethod(method, is_read=method in READS) for method in CALLS]
+
+
+class RemoteShards(Shards):
+    """Shards of this process, called directly, and others, called over channels.
+
+    `local` may change at any time, and so may `owners`, the channel to each other shard: a call goes where its shard is
+    when it is sent, and again to where it is then if that process does not serve it.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        local: Mapping[int, Shard],
+        owners: Mapping[int, Channel],
+        methods: Iterable[RemoteMethod],
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        """A call that does not reach its shard within `patience` seconds is `not_ready`."""
+        self.count = count
+        self.local = local
+        self.owners = owners
+        self._methods = {method.method: method for method in methods}
+        self._patience = patience
+
+    async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """See Shards."""
+        local = self.local.get(shard)
+        if local is not None:
+            return await method(local.of(method), *args, **kwargs)
+        remote = self._methods[method]
+        body = _checked(remote, remote.encode_call(current_origin(), args, kwargs))
+        deadline = 0.0
+        while True:
+            connection = self._connection(shard)
+            if connection is None:
+                deadline = deadline or self._deadline()
+                connection = await self._reached(shard, deadline)
+            try:
+                outgoing = connection.run(shard, remote, body)
+                try:
+                    result: R = await outgoing.done
+                except asyncio.CancelledError:
+                    connection.cancel(outgoing)
+                    raise
+                return result
+            except GoneError:
+                if not remote.is_read:
+                    raise LostCallError(f"the process of shard {shard} is gone") from None
+            except NotHereError:
+                deadline = deadline or self._deadline()
+                await self._asked_again(shard, deadline)
+            local = self.local.get(shard)
+            if local is not None:  # it has moved here
+                return await method(local.of(method), *args, **kwargs)
+
+    async def stream(
+        self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[R, None]:
+        """See Shards."""
+        local = self.local.get(shard)
+        if local is not None:
+            async with aclosing(method(local.of(method), *args, **kwargs)) as items:
+                async for item in items:
+                    yield item
+            return
+        remote = self._methods[method]
+        body = _checked(remote, remote.encode_call(current_origin(), args, kwargs))
+        deadline = self._deadline()
+        while True:
+            connection = self._connection(shard) or await self._reached(shard, deadline)
+            outgoing: Outgoing | None = None
+            try:
+                outgoing = connection.open(shard, remote, body)
+                while True:
+                    connection.more(outgoing)
+                    item = await outgoing.done
+                    if item is END_OF_STREAM:
+                        return
+                    yield item
+            except GoneError:
+                raise LostCallError(f"the process of shard {shard} is gone") from None
+            except NotHereError:
+                await self._asked_again(shard, deadline)
+            finally:
+                if outgoing is not None:
+                    connection.cancel(outgoing)
+
+    # ------------------------------------------------------------------ the way
+
+    def _connection(self, shard: int) -> ClientConnection | None:
+        """The connection to a shard, if a call can be sent at once."""
+        channel = self.owners.get(shard)
+        connection = None if channel is None else channel.connection
+        return connection if connection is not None and connection.has_room else None
+
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._patience
+
+    async def _reached(self, shard: int, deadline: float) -> ClientConnection:
+        """The connection to a shard, once there is one with room. Raises `not_ready`."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    connection = self._connection(shard)
+                    if connection is not None:
+                        return connection
+                    channel = self.owners.get(shard)
+                    if channel is None:
+                        await asyncio.sleep(_ASK_AGAIN_SECONDS)
+                    else:
+                        await channel.changed()
+        except TimeoutError:
+            raise _not_ready(shard) from None
+
+    async def _asked_again(self, shard: int, deadline: float) -> None:
+        """Return when a shard may be where the map says, which it was not. Raises `not_ready`."""
+        if asyncio.get_running_loop().time() + _ASK_AGAIN_SECONDS > deadline:
+            raise _not_ready(shard)
+        await asyncio.sleep(_ASK_AGAIN_SECONDS)
+
+
+def _checked(method: RemoteMethod, body: bytes) -> bytes:
+    if len(body) > MAX_FRAME - 16:
+        message = f"the call of {method.name} takes {len(body)} bytes, more than may be sent to its shard"
+        raise TopicsError(Reason.PAYLOAD_TOO_LARGE, message)
+    return body
+
+
+def _not_ready(shard: int) -> TopicsError:
+    return TopicsError(Reason.NOT_READY, f"shard {shard} can't be reached: its process starts, or is gone")

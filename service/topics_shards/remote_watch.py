@@ -1,0 +1,291 @@
+"""Watch of a shard of another process, which is opened again where it stood when that process goes away."""
+
+import asyncio
+import logging
+import math
+import random
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
+from typing import Final
+
+from msgspec.structs import replace
+
+from topics_net import background
+from topics_service.api.watch import WatchApi
+from topics_service.api.watch_feed import FeedItem, heads_of
+from topics_service.engine.errors import TopicsError
+from topics_service.engine.watch.frames import (
+    CaughtUpFrame,
+    ErrorFrame,
+    Position,
+    TombstoneFrame,
+    TopicDeletedFrame,
+    WatchFrame,
+    WatchRequest,
+)
+from topics_shards.shards import LostCallError, Shards
+
+log: Final = logging.getLogger("topics.shards")
+
+_FIRST_PAUSE: Final = 0.05  # seconds before it is opened again, doubled each time
+_LONGEST_PAUSE: Final = 2.0
+_NO_TOPIC: Final = "*"
+
+
+class RemoteWatch:
+    """The same as an engine's watch, of a shard that is elsewhere. It holds at most one item that is not taken yet.
+
+    When the shard's process goes away, it is opened again at the cursors of the last item, as a session is. What a
+    client was told already is not told again. Topics that are deleted meanwhile are reported as deleted.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        shard: int,
+        request: WatchRequest,
+        wake: Callable[[str], None],
+        note_priority: Callable[[str, int], None],
+    ) -> None:
+        """`note_priority` is told the priority of each topic partition as the shard knows it.
+
+        `is_away` says that it began without an answer.
+        """
+        self.positions: dict[str, Position] = {}
+        self.cursors: dict[str, int] = {}
+        self.epochs: dict[str, int] = {}
+        self._shards = shards
+        self._shard = shard
+        self._request = replace(request, heartbeat_ms=None)
+        self._prefixes = _prefixes(request)
+        self._wake = wake
+        self._note_priority = note_priority
+        self._feed = ""
+        # As of the last item that came, which may not be taken yet.
+        self._at: dict[str, int] = {}
+        self._at_epochs: dict[str, int] = {}
+        self._heads: dict[str, int] = {}
+        self._live: set[str] = set()
+        self._opened: set[str] = set()
+        self._item: FeedItem | None = None
+        self._taken = asyncio.Event()
+        self._number = 0  # of that item in its feed
+        self._unwanted: dict[str, float] = {}  # dropped topics, with the last item that may have a frame of them
+        self._dropping: set[asyncio.Task[None]] = set()
+        self.is_away = False
+        self._ended = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self, epochs: Mapping[str, int] | None, heads: Mapping[str, int] | None) -> None:
+        """Begin. Raises TopicsError and LostCallError; one with `heads` begins as well while the shard is away."""
+        feed: AsyncGenerator[FeedItem, None] | None = self._stream(self._request, epochs, heads)
+        assert feed is not None, "it is made here"
+        try:
+            first = await anext(feed)
+        except (TopicsError, LostCallError) as error:
+            if heads is None or (isinstance(error, TopicsError) and not error.reason.value.retryable):
+                raise
+            feed = None
+            self.is_away = True
+            self._heads = dict(heads)
+            self._at = {name: self._request.cursor.get(name, 0) for name in heads}
+            self._at_epochs = {name: number for name, number in (epochs or {}).items() if name in heads}
+        except BaseException:
+            await feed.aclose()
+            raise
+        else:
+            self.positions = first.positions
+            self._receive(first)
+        self.cursors, self.epochs = self._at.copy(), self._at_epochs.copy()
+        self._task = asyncio.create_task(self._run(feed))
+
+    @property
+    def heads(self) -> dict[str, int]:
+        """The highest visible seq of each topic that the shard has told."""
+        return {name: self._heads.get(name, seq) for name, seq in self._at.items()}
+
+    @property
+    def lag(self) -> int:
+        """The number of seqs between the cursors and the heads that the shard has told."""
+        return sum(max(0, head - self.cursors.get(name, head)) for name, head in self._heads.items())
+
+    @property
+    def finished(self) -> bool:
+        """See `engine.watch.core.Watch`."""
+        return self._ended and self._item is None
+
+    def share(self, cursors: dict[str, int], epochs: dict[str, int]) -> None:
+        """See `engine.watch.core.Watch`."""
+        cursors.update(self.cursors)
+        epochs.update(self.epochs)
+        self.cursors, self.epochs = cursors, epochs
+
+    def next(self) -> WatchFrame | ErrorFrame | None:
+        """See `engine.watch.core.Watch`. Lets the next item come."""
+        item = self._item
+        if item is None:
+            return None
+        self._item = None
+        self._taken.set()
+        self.cursors.update(item.cursors)
+        self.epochs.update(item.epochs)
+        for name in item.gone:
+            self.cursors.pop(name, None)
+            self.epochs.pop(name, None)
+        return item.frame
+
+    def drop(self, topic: str) -> bool:
+        """See `engine.watch.core.Watch`."""
+        if topic.endswith("*") and topic[:-1] in self._prefixes:
+            self._request = _without(self._request, topic)
+            self._prefixes = _prefixes(self._request)
+            named = self._request.topics
+            dropped = [name for name in self._at if name not in named and not name.startswith(self._prefixes)]
+        elif topic in self._at:
+            self._request = _without(self._request, topic)
+            dropped = [topic]
+        else:
+            return False
+        for name in dropped:
+            for known in (self.cursors, self.epochs, self._at, self._at_epochs, self._heads):
+                known.pop(name, None)
+            self._live.discard(name)
+            self._opened.discard(name)
+            self._unwanted[name] = math.inf
+        if self._item is not None:
+            self._item = self._wanted(self._item)
+        task = background.start(self._unfollow(self._feed, topic, dropped))
+        self._dropping.add(task)
+        task.add_done_callback(self._dropping.discard)
+        return True
+
+    def close(self) -> None:
+        """See `engine.watch.core.Watch`."""
+        self._ended, self._item = True, None
+        if self._task is not None:
+            self._task.cancel()
+
+    # ------------------------------------------------------------------ the feed
+
+    def _stream(
+        self, request: WatchRequest, epochs: Mapping[str, int] | None, heads: Mapping[str, int] | None
+    ) -> AsyncGenerator[FeedItem, None]:
+        self._feed, self._number = secrets.token_urlsafe(12), 0
+        return self._shards.stream(
+            self._shard,
+            WatchApi.follow,
+            request,
+            self._feed,
+            None if epochs is None else dict(epochs),
+            None if heads is None else dict(heads),
+        )
+
+    async def _run(self, feed: AsyncGenerator[FeedItem, None] | None) -> None:
+        """Take in the items of the feed, and of those after it, until one ends by itself."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                if feed is None:
+                    feed = self._again()
+                async with aclosing(feed):
+                    while (item := await anext(feed, None)) is not None:
+                        pause = _FIRST_PAUSE
+                        self._put(item)
+                        while self._item is not None:
+                            self._taken.clear()
+                            await self._taken.wait()
+            except (TopicsError, LostCallError) as error:
+                log.debug("the watch of shard %d is opened again: %s", self._shard, error)
+            except Exception:
+                log.exception("the watch of shard %d is opened again", self._shard)
+            else:
+                self._ended = True
+                self._wake(_NO_TOPIC)
+                return
+            feed = None
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _again(self) -> AsyncGenerator[FeedItem, None]:
+        """Open it where it stands."""
+        self._unwanted.clear()
+        request = replace(self._request, cursor=self._at.copy(), lenient=True)
+        return self._stream(request, self._at_epochs, self.heads)
+
+    def _put(self, item: FeedItem) -> None:
+        item = self._wanted(self._receive(item))
+        if item.frame is None and not (item.cursors or item.epochs or item.gone):
+            return
+        self._item = item
+        self._wake(
+            _NO_TOPIC if item.frame is None or isinstance(item.frame, ErrorFrame) else item.frame.topic_partition
+        )
+
+    def _receive(self, item: FeedItem) -> FeedItem:
+        """Note what the item says; return it without what the client knows already."""
+        self._number += 1
+        for name, priority in item.priorities.items():
+            self._note_priority(name, priority)
+        frame = item.frame
+        self._at.update(item.cursors)
+        self._at_epochs.update(item.epochs)
+        self._heads.update(heads_of(item))
+        for name in item.gone:
+            for known in (self._at, self._at_epochs, self._heads):
+                known.pop(name, None)
+            self._live.discard(name)
+            self._opened.discard(name)
+        if frame is None or isinstance(frame, ErrorFrame):
+            return item
+        name = frame.topic_partition
+        self._note_priority(name, item.priority)
+        is_read, was_live = name in self._opened, name in self._live
+        self._opened.add(name)
+        self._live.discard(name)
+        if isinstance(frame, CaughtUpFrame):
+            self._live.add(name)
+            if was_live:  # nothing came since, so this is the first of a watch that was opened again
+                item.frame = None
+        elif isinstance(frame, TombstoneFrame) and frame.opening and is_read:
+            item.frame = replace(frame, opening=False)
+        elif isinstance(frame, TopicDeletedFrame):
+            self._opened.discard(name)
+        return item
+
+    # ------------------------------------------------------------------ dropped topics
+
+    def _wanted(self, item: FeedItem) -> FeedItem:
+        """The item without what is about dropped topics."""
+        if not self._unwanted:
+            return item
+        for name, last in list(self._unwanted.items()):
+            if self._number > last:
+                del self._unwanted[name]
+        unwanted = self._unwanted
+        frame = item.frame
+        if frame is not None and not isinstance(frame, ErrorFrame) and frame.topic_partition in unwanted:
+            item.frame = None
+        for moved in (item.cursors, item.epochs):
+            for name in unwanted.keys() & moved.keys():
+                del moved[name]
+        for known in (self._at, self._at_epochs, self._heads):
+            for name in unwanted:
+                known.pop(name, None)
+        return item
+
+    async def _unfollow(self, feed: str, topic: str, dropped: list[str]) -> None:
+        """Drop a topic at the shard. A feed that is lost is opened again without it."""
+        with suppress(TopicsError, LostCallError):
+            given = await self._shards.call(self._shard, WatchApi.unfollow, feed, topic)
+            for name in dropped if feed == self._feed else ():
+                if name in self._unwanted:
+                    self._unwanted[name] = given
+
+
+def _prefixes(request: WatchRequest) -> tuple[str, ...]:
+    return tuple(key[:-1] for key in request.topics if key.endswith("*"))
+
+
+def _without(request: WatchRequest, topic: str) -> WatchRequest:
+    return replace(request, topics={key: start for key, start in request.topics.items() if key != topic})

@@ -1,0 +1,1 @@
+"""Calls between processes that hold shards: their bytes, and the connections that carry them."""

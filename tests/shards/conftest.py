@@ -1,0 +1,14 @@
+"""Tests that open shards run twice: with calls from object to object, and through a socket."""
+
+import pytest
+from shards import world
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if hasattr(metafunc.module, "open_shards"):
+        metafunc.parametrize("wired", [False, True], ids=["direct", "wired"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def wired(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "always_wired", getattr(request, "param", False))

@@ -1,0 +1,97 @@
+"""SQL over several shards: the topics that it makes lie beside its tables, wherever their names lead."""
+
+import pytest
+from shards.world import ShardsWorld, open_shards
+
+from topics_service.api.access.auth import UNRESTRICTED
+from topics_service.engine.engine import Engine
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DiffRequest
+from topics_service.engine.placement import SQL_SHARD, home_of
+
+COUNT = 3
+NAMES = [name for name in (f"app.events{n}" for n in range(20)) if home_of(name, COUNT) != SQL_SHARD][:3]
+NAME = NAMES[0]
+
+
+async def heads(world: ShardsWorld, name: str) -> int:
+    return (await world.api.diff(DiffRequest(topic=name))).head_seq
+
+
+def holders(world: ShardsWorld, name: str) -> list[int]:
+    return [shard for shard, engine in enumerate(world.engines) if engine.has_topic(name)]
+
+
+async def refused(world: ShardsWorld, reason: Reason, text: str) -> TopicsError:
+    with pytest.raises(TopicsError) as caught:
+        await world.sql(text)
+    assert caught.value.reason is reason, caught.value
+    return caught.value
+
+
+async def test_rows_and_their_events_are_one_write_wherever_the_name_leads() -> None:
+    async with open_shards(COUNT) as world:
+        await world.sql("CREATE TABLE app.items (id INT PRIMARY KEY)")
+        await world.sql(f"CREATE TOPIC {NAME}")
+        await world.sql(f"ALTER TOPIC {NAME} ADD SOURCE app.items ON INSERT")
+        await world.sql("INSERT INTO app.items VALUES (1), (2)")
+        assert holders(world, NAME) == [SQL_SHARD]
+        assert await heads(world, NAME) == 2
+        reply = await world.api.append(AppendRequest(topic=NAME, batch=Batch([b"3"])), principal=UNRESTRICTED)
+        assert (reply.first_seq, reply.created) == (3, False)
+
+
+async def test_calls_find_a_topic_that_another_process_made() -> None:
+    async with open_shards(COUNT) as world:
+        await world.sql(f"CREATE TOPIC {NAME}")
+        world.located.forget(NAME)
+        put = await world.api.put_topic(NAME, ConfigInput(cap_records=5), principal=UNRESTRICTED)
+        assert not put.created
+        assert holders(world, NAME) == [SQL_SHARD]
+        assert (await world.api.delete_topic(NAME)).deleted
+        world.located.forget(NAME)
+        assert not (await world.api.delete_topic(NAME)).deleted
+
+
+@pytest.mark.parametrize("by", ["sql", "call"])
+async def test_a_deleted_topic_leaves_its_name_free(by: str) -> None:
+    async with open_shards(COUNT) as world:
+        await world.sql(f"CREATE TOPIC {NAME}")
+        await (world.sql(f"DROP TOPIC {NAME}") if by == "sql" else world.api.delete_topic(NAME))
+        await world.api.append(AppendRequest(topic=NAME, batch=Batch([b"1"])), principal=UNRESTRICTED)
+        assert holders(world, NAME) == [home_of(NAME, COUNT)]
+
+
+async def test_topics_of_other_shards_are_told_from_those_that_are_missing() -> None:
+    async with open_shards(COUNT) as world:
+        await world.sql("CREATE TABLE app.items (id INT PRIMARY KEY)")
+        await world.api.append(AppendRequest(topic=NAME, batch=Batch([b"1"])), principal=UNRESTRICTED)
+        await refused(world, Reason.ALREADY_EXISTS, f"CREATE TOPIC {NAME}")
+        for text in (
+            f"CREATE TOPIC IF NOT EXISTS {NAME}",
+            f"ALTER TOPIC {NAME} ADD SOURCE app.items ON INSERT",
+            f"DROP TOPIC {NAME}",
+            f"CLEAR TOPIC {NAME}",
+        ):
+            error = await refused(world, Reason.CROSS_SHARD, text)
+            assert (error.detail or {})["topic"] == NAME
+        await refused(world, Reason.TOPIC_NOT_FOUND, f"CLEAR TOPIC {NAMES[1]}")
+        assert await heads(world, NAME) == 1
+
+
+async def test_a_statement_that_fails_reserves_nothing() -> None:
+    async with open_shards(COUNT) as world:
+        with pytest.raises(TopicsError):
+            await world.sql(f"CREATE TOPIC {NAME} PARTITIONS 1000000")
+        await world.api.append(AppendRequest(topic=NAME, batch=Batch([b"1"])), principal=UNRESTRICTED)
+        assert holders(world, NAME) == [home_of(NAME, COUNT)]
+
+
+async def test_places_outlive_a_restart() -> None:
+    async with open_shards(COUNT) as world:
+        await world.sql(f"CREATE TOPIC {NAME}")
+        home = home_of(NAME, COUNT)
+        again = Engine(world.engines[home].writer.store, world.clock)
+        redirect = again.catalog.redirects.find(NAME)
+        assert redirect is not None
+        assert redirect.shard == SQL_SHARD
