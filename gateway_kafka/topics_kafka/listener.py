@@ -19,6 +19,7 @@ from topics_net.listener import Listener
 from topics_service.api.access.auth import ANONYMOUS, UNRESTRICTED
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.budget import MemoryBudget
+from topics_service.api.kafka import KafkaShards
 from topics_service.api.topics import TopicsApi
 
 log: Final = logging.getLogger("topics.kafka")
@@ -146,7 +147,7 @@ class KafkaServer(Listener):
 
 
 def create_kafka(
-    api: TopicsApi,
+    api: TopicsApi | KafkaShards,
     authorizer: Authorizer,
     settings: KafkaSettings,
     sock: socket.socket,

@@ -23,6 +23,7 @@ from topics_kafka.protocol import (
 from topics_net import background
 from topics_service.api.budget import MemoryBudget, Share
 from topics_service.api.request_context import KafkaRequest, current_request
+from topics_service.api.running import LostCallError
 
 if TYPE_CHECKING:
     from topics_kafka.connection import Connection
@@ -264,6 +265,10 @@ class Session:
                     self._end("failed", "%s was cancelled", request.api.name)
                     return
                 error = request.future.exception()
+                if isinstance(error, LostCallError):  # the client learns as little as if the broker had died
+                    self._forget(request, "gone")
+                    self._end("failed", "%s may have had its effect or not: %s", request.api.name, error)
+                    return
                 if error is not None:
                     extra = {"request": KafkaRequest(self._context.peer, request.correlation).text}
                     log.error("%s version %d failed", request.api.name, request.version, exc_info=error, extra=extra)
@@ -393,5 +398,5 @@ class Session:
 
 def _retrieve(future: "asyncio.Future[Message | None]") -> None:
     """Log the exception of a request that no client waits for any more."""
-    if not future.cancelled() and future.exception() is not None:
+    if not future.cancelled() and not isinstance(future.exception(), LostCallError | None):
         log.error("a request failed after its client disconnected", exc_info=future.exception())

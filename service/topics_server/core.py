@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from topics_server import maintenance
 from topics_server.disk import FreeSpace
 from topics_server.forwarder import Forwarder
@@ -27,6 +29,7 @@ from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
+from topics_service.engine.limits import Elsewhere
 from topics_service.engine.placement import SINGLE, Place
 from topics_service.statistics import NodeStatistics, SpaceStatistics, TraceStatistics
 from topics_service.storage import checkpoint, properties
@@ -65,16 +68,19 @@ class Core:
         node: NodeStatistics | None = None,
         lag: LoopLag | None = None,
         place: Place = SINGLE,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        """`commit` makes what turns the engine's writes durable; `node` has the figures of a node of a cluster. `place`
-        is its shard. `lag` is that of the loop where somebody measures that, and all else of the process, already.
+        """`commit` makes what turns the engine's writes durable; `node` has the figures of a node of a cluster.
+
+        `place` is its shard, and `elsewhere` what is in the others. `lag` is that of the loop where somebody measures
+        that, and all else of the process, already.
         """
         settings, traces = resources.settings, resources.traces
         self._settings = settings
         self.engine = engine = Engine(
             store,
             clock,
-            limits=settings.limits,
+            limits=settings.limits if elsewhere is None else structs.replace(settings.limits, elsewhere=elsewhere),
             prefix=settings.resource_prefix,
             cache_bytes=settings.memory.blocks,
             recover=False,

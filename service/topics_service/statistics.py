@@ -61,7 +61,7 @@ class WatchStatistics:
 
     `connections` are long-lived ones of every kind (SSE, WebSocket, gRPC streams), `streams` the subscriptions on them,
     and `sessions` those of `POST /v0/watch`, whether connected or not. `paced` counts the advisories about pacing,
-    `slow` the frames that took more than 5 s to send.
+    `slow` the frames that took more than 5 s to send. Those `elsewhere` are of other processes of the same server.
     """
 
     connections: int = 0
@@ -71,6 +71,8 @@ class WatchStatistics:
     records: int = 0
     paced: int = 0
     slow: int = 0
+    connections_elsewhere: int = 0
+    sessions_elsewhere: int = 0
 
 
 @dataclass(frozen=True, slots=True)

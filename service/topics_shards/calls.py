@@ -2,7 +2,10 @@
 
 from typing import Final
 
+from topics_service.api.catalog_copy import CatalogApi
 from topics_service.api.groups import GroupsApi
+from topics_service.api.kafka_logs import KafkaApi
+from topics_service.api.membership import MembershipCalls
 from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
@@ -20,11 +23,32 @@ CALLS: Final = (
     TopicsApi.list_topics,
     TopicsApi.delete_topic,
     TopicsApi.append,
+    TopicsApi.publish,
     TopicsApi.diff,
     TopicsApi.bulk,
     TopicsApi.news,
     TopicsApi.locate,
     TopicsApi.delete_records,
+    TopicsApi.create_topic,
+    CatalogApi.follow,
+    CatalogApi.find,
+    KafkaApi.append,
+    KafkaApi.fetch,
+    KafkaApi.offsets,
+    KafkaApi.producers,
+    KafkaApi.sizes,
+    KafkaApi.new_producer_id,
+    KafkaApi.cluster_id,
+    MembershipCalls.join,
+    MembershipCalls.sync,
+    MembershipCalls.heartbeat,
+    MembershipCalls.leave,
+    MembershipCalls.beat,
+    MembershipCalls.commit,
+    MembershipCalls.positions,
+    MembershipCalls.delete_positions,
+    MembershipCalls.look,
+    MembershipCalls.listing,
     PartsApi.describe,
     PartsApi.extend,
     PartsApi.adopt,
@@ -39,6 +63,10 @@ CALLS: Final = (
     QueuesApi.extend,
     QueuesApi.redrive,
     QueuesApi.jobs,
+    QueuesApi.room,
+    QueuesApi.receive,
+    QueuesApi.hand_back,
+    QueuesApi.underway,
     RoutersApi.get,
     RoutersApi.page,
     RoutersApi.make,
@@ -86,7 +114,12 @@ READS: Final = frozenset(
         TopicsApi.bulk,
         TopicsApi.news,
         TopicsApi.locate,
+        PartsApi.describe,
+        PartsApi.extents,
+        PlacementsApi.find,
         QueuesApi.jobs,
+        QueuesApi.room,
+        QueuesApi.underway,
         RoutersApi.get,
         RoutersApi.page,
         RoutersApi.forwarded,
@@ -105,6 +138,16 @@ READS: Final = frozenset(
         ProcessApi.stored_users,
         ProcessApi.replace_users,  # as often as it may be
         ShardedWatches.recall_here,
+        CatalogApi.find,
+        KafkaApi.fetch,
+        KafkaApi.offsets,
+        KafkaApi.producers,
+        KafkaApi.sizes,
+        KafkaApi.new_producer_id,
+        KafkaApi.cluster_id,
+        MembershipCalls.positions,
+        MembershipCalls.look,
+        MembershipCalls.listing,
     }
 )
 """Those that change nothing: one that was lost with its connection is made again."""

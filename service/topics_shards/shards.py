@@ -5,7 +5,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from topics_service.api.catalog_copy import CatalogApi
 from topics_service.api.groups import GroupsApi
+from topics_service.api.kafka_logs import KafkaApi
+from topics_service.api.membership import MembershipCalls
 from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
 from topics_service.api.queues import QueuesApi
@@ -24,23 +27,12 @@ StreamMethod = Callable[Concatenate[Any, P], AsyncGenerator[R, None]]
 """One that is an asynchronous generator."""
 
 
-class Objects:
-    """What calls reach in one place, by the name of the class: in a shard, or in a process whatever its shards."""
-
-    def __init__(self, *objects: object) -> None:
-        self.objects = {type(each).__name__: each for each in objects}
-
-    def of(self, method: Callable[..., object]) -> object:
-        """The object that has the method."""
-        return self.objects[method.__qualname__.partition(".")[0]]
-
-
-class Shard(Objects):
+class Shard:
     """The APIs of one shard of this process."""
 
     def __init__(self, api: TopicsApi) -> None:
         self.api = api
-        self.objects = {
+        self.objects: dict[str, object] = {
             TopicsApi.__name__: api,
             PartsApi.__name__: api.parts,
             QueuesApi.__name__: api.queues,
@@ -48,10 +40,17 @@ class Shard(Objects):
             GroupsApi.__name__: api.groups,
             ConsumeApi.__name__: api.consumers,
             PlacementsApi.__name__: api.placements,
+            CatalogApi.__name__: api.copied,
+            KafkaApi.__name__: KafkaApi(api),
+            MembershipCalls.__name__: MembershipCalls(lambda: api.membership),
             WatchApi.__name__: api.watches,
         }
         if api.sql is not None:
             self.objects[SqlApi.__name__] = api.sql
+
+    def of(self, method: Callable[..., object]) -> object:
+        """The object that has the method."""
+        return self.objects[method.__qualname__.partition(".")[0]]
 
 
 class Shards(ABC):
@@ -62,11 +61,7 @@ class Shards(ABC):
     """Those of this process."""
     processes: int = 1
     process: int = 0
-    """The number of this process among them."""
-
-    def number_of(self, process: int) -> int:
-        """The number by which `call` and `stream` reach a process: those of processes follow those of shards."""
-        return self.count + process
+    """The number of this process among them. A call on the shard of the same number reaches a process as a whole."""
 
     @abstractmethod
     async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -74,6 +69,16 @@ class Shards(ABC):
 
         A call whose outcome is unknown, since its process or node died meanwhile, raises LostCallError.
         """
+
+    async def begin(
+        self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> "asyncio.Future[R]":
+        """Begin a call as `call` makes it, and return once it is on its way; the future has its outcome.
+
+        Calls to one shard arrive in the order in which these return. Raises `not_ready` if it can't be sent. One that
+        did not reach the shard is not made again, which could change the order: it ends with `not_ready`.
+        """
+        return asyncio.ensure_future(self.call(shard, method, *args, **kwargs))
 
     @abstractmethod
     def stream(
@@ -83,6 +88,10 @@ class Shards(ABC):
 
         Raises as `call` does, at the first item or later.
         """
+
+    def can_send(self, shard: int) -> bool:
+        """Return whether a call on the shard, if it were made now, would be on its way before any later one."""
+        return True
 
     async def each(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Run a method on all shards at once; the results in the order of the shards. Raises the first error."""

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from corruption.harness import Truth
-from corruption.test_audit_machines import MemorySource, audit
 
+from support.audit import MemorySource, audit
 from topics_client import Gap, Record
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine

@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -16,9 +15,7 @@ from test_groups_machine import GroupsMachine
 from test_queue_machine import QueueMachine
 from test_router_machine import RouterMachine
 
-from topics_service.engine.verify import Audit, Problem
-from topics_service.storage.memory import MemoryStore
-from topics_service.storage.store import Family
+from support.audit import audit
 
 _SMALL: dict[str, Any] = {
     "topics_service.engine.maintenance.SEAL_BLOCKS": 3,
@@ -32,28 +29,6 @@ _SMALL: dict[str, Any] = {
     "topics_service.engine.queue.alarms._SLACK": 4,
     "topics_service.engine.router.copies.RECORDS": 3,
 }
-
-
-class MemorySource:
-    """Implements Source on rows in memory."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self.get = store.get
-        self.floor = store.floor
-        self._store = store
-
-    def rows(self, family: Family, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """See Source; nothing here is damaged."""
-        return self._store.scan(family, start, b"\xff" * 40)
-
-
-def audit(store: MemoryStore) -> list[Problem]:
-    """What is wrong with the rows."""
-    found: list[Problem] = []
-    each = Audit(MemorySource(store), found.append, deep=True)
-    each.begin()
-    each.run()
-    return found
 
 
 def audited(machine: type[RuleBasedStateMachine]) -> type[RuleBasedStateMachine]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from corruption.test_audit_machines import audit
 from engine_support import World, records
 
+from support.audit import audit
 from topics_service.engine.errors import TopicsError
 from topics_service.storage import keys
 from topics_service.storage.corruption import DamagedRowsError

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import pytest
 from corruption.repairs import Repaired, copy_of, repaired
-from corruption.test_audit_machines import MemorySource, audit
 from table_support import TableWorld
 
+from support.audit import MemorySource, audit
 from topics_server.repair import RepairObserver, repair
 from topics_server.verify import verify
 from topics_service.engine.errors import Reason, TopicsError

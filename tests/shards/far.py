@@ -1,12 +1,13 @@
 """Shards of which some count as those of another process, and can go away."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from itertools import count
 
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.placement import home_of
-from topics_shards.shards import LostCallError, Method, Objects, P, R, Shard, Shards, StreamMethod
+from topics_shards.shards import LostCallError, Method, P, R, Shard, Shards, StreamMethod
+from topics_shards.watches import ShardedWatches
 
 
 class FarShards(Shards):
@@ -16,8 +17,8 @@ class FarShards(Shards):
         """`inner` reaches all shards, of which the others count as far."""
         self.count = inner.count
         self.local = local
-        self.others: dict[int, Objects] = {}
-        """Processes, by their number."""
+        self.objects: dict[int, object] = {}
+        """Those of other processes, by the number of the process."""
         self.away: set[int] = set()
         self.items = 0
         self.streams = 0
@@ -37,8 +38,8 @@ class FarShards(Shards):
         """See Shards."""
         self._check(shard)
         await asyncio.sleep(0)
-        if shard in self.others:
-            return await method(self.others[shard].of(method), *args, **kwargs)
+        if self._is_of_process(method):
+            return await method(self.objects[shard], *args, **kwargs)
         return await self._inner.call(shard, method, *args, **kwargs)
 
     async def stream(
@@ -47,8 +48,8 @@ class FarShards(Shards):
         """See Shards."""
         self._check(shard)
         broken = self._broken.setdefault(shard, asyncio.Event())
-        if shard in self.others:
-            items = method(self.others[shard].of(method), *args, **kwargs)
+        if self._is_of_process(method):
+            items = method(self.objects[shard], *args, **kwargs)
         else:
             items = self._inner.stream(shard, method, *args, **kwargs)
         self.streams += 1
@@ -73,6 +74,9 @@ class FarShards(Shards):
             self.streams -= 1
             lost.cancel()
             await items.aclose()
+
+    def _is_of_process(self, method: Callable[..., object]) -> bool:
+        return method.__qualname__.partition(".")[0] == ShardedWatches.__name__
 
     def _check(self, shard: int) -> None:
         if shard in self.away:

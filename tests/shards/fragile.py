@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.engine_support import CrashStore
 
+from support.audit import audit
 from support.waiting import until
 from topics_service.api.metrics.collector import Metrics
 from topics_service.api.observers import NO_OBSERVERS
@@ -18,6 +19,7 @@ from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.placement import Place
 from topics_service.storage.store import Family, StoreLostError, WriteBatch
+from topics_shards.health import LocalHealth
 from topics_shards.locating import Located
 from topics_shards.shards import LostCallError, Method, P, R, Shard, Shards, StreamMethod
 from topics_shards.topics import ShardedTopics
@@ -170,7 +172,8 @@ class FragileWorld:
         self.shards = FragileShards(count, limits)
         self.located = Located(self.shards)
         metrics = Metrics(self.engines[0], self.shards.nodes[0].commit.statistics)
-        self.api = ShardedTopics(self.located, limits, metrics, NO_OBSERVERS)
+        health = LocalHealth([node.api for node in self.shards.nodes])
+        self.api = ShardedTopics(self.located, limits, metrics, NO_OBSERVERS, health)
 
     @property
     def engines(self) -> list[Engine]:
@@ -185,6 +188,8 @@ class FragileWorld:
 
     def check(self) -> None:
         """The shards agree on every topic, and have no rows of others."""
+        for node in self.shards.nodes:
+            assert audit(node.disk) == []
         topics: dict[str, list[Any]] = {}
         for shard, engine in enumerate(self.engines):
             store, logs = self.shards.nodes[shard].disk, set[int]()

@@ -19,9 +19,9 @@ from topics_service.engine.limits import Limits
 from topics_service.engine.model import AppendReply, AppendRequest, Batch, ConfigInput, DiffRequest
 from topics_service.engine.placement import Place, home_of
 from topics_service.storage.memory import MemoryStore
+from topics_shards.errands import Errands
 from topics_shards.health import LocalHealth
 from topics_shards.locating import Located
-from topics_shards.pulling import Puller
 from topics_shards.shards import LocalShards, LostCallError, Method, P, R, Shard, StreamMethod
 from topics_shards.topics import ShardedTopics
 
@@ -45,8 +45,8 @@ class Life:
         """Begin the work in the background."""
         self.api.parts.connect(located.shards)
         self.api.parts.resume()
-        self.puller = Puller(located, self.api.routers, self.engine.routers, SystemClock())
-        self.puller.start()
+        self.errands = Errands(located, self.api, self.engine, SystemClock())
+        self.errands.start()
         self._tasks = [asyncio.create_task(work) for work in (Forwarder(self.engine.routers).run(), self._maintain())]
 
     async def end(self) -> None:
@@ -57,7 +57,7 @@ class Life:
         for task in self._tasks:
             task.cancel()
         self.api.parts.stop()
-        await self.puller.stop()
+        await self.errands.stop()
         await asyncio.gather(*self._tasks, *self.calls, return_exceptions=True)
         self.commit.stop()
 
@@ -124,6 +124,7 @@ class World:
     def __init__(self, count: int, limits: Limits | None = None) -> None:
         self.count = count
         self._limits = limits
+        self._crashes = asyncio.Lock()
         self.stores = [MemoryStore() for _ in range(count)]
         self.shards = LivingShards(count)
         self.located = Located(self.shards)
@@ -153,8 +154,9 @@ class World:
 
     async def crash(self, number: int) -> None:
         """Kill a shard and start it again."""
-        await self.end(number)
-        self.begin(number)
+        async with self._crashes:
+            await self.end(number)
+            self.begin(number)
 
     async def append(
         self, topic: str, *datas: bytes, config: ConfigInput | None = None, tag: bytes | None = None

@@ -16,13 +16,15 @@ from shards.world import ShardsWorld, open_shards
 from support.waiting import until
 from support.watching import key, quiet, seqs, tell, watch
 from topics_service.api.access.auth import UNRESTRICTED, Principal
+from topics_service.api.bulk import read_bulk
 from topics_service.api.metrics.collector import Metrics
 from topics_service.api.observers import NO_OBSERVERS
 from topics_service.api.scheduling.commit import CommitStatistics
-from topics_service.api.watch_journal import is_token
+from topics_service.api.watch_journal import is_token, new_id
+from topics_service.api.watch_sessions import process_of
 from topics_service.api.watch_stream import SessionStream, WatchStream
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.model import AppendRequest, Batch, ConfigInput
+from topics_service.engine.model import AppendRequest, Batch, BulkRequest, ConfigInput, DiffRequest
 from topics_service.engine.watch.frames import (
     CaughtUpFrame,
     ErrorFrame,
@@ -35,7 +37,7 @@ from topics_service.engine.watch.frames import (
 from topics_shards.health import LocalHealth
 from topics_shards.locating import Located
 from topics_shards.session_forwarding import ForwardedStream
-from topics_shards.shards import Objects, Shard
+from topics_shards.shards import LocalShards
 from topics_shards.topics import ShardedTopics
 
 A, B, C = (next(iter(names(shard))) for shard in range(3))
@@ -46,12 +48,12 @@ class World:
     """Three shards, and the API of a process that has one of them, or all."""
 
     def __init__(self, world: ShardsWorld, far: Collection[int], process: int = 0, processes: int = 1) -> None:
-        local = {number: Shard(api) for number, api in enumerate(world.apis) if number not in far}
-        self.shards = FarShards(world.shards, local)
+        local = {number: shard for number, shard in world.all_shards.items() if number not in far}
+        self.shards = FarShards(LocalShards(world.all_shards), local)
         self.shards.process, self.shards.processes = process, processes
         self.engines = world.engines
         self.metrics = Metrics(world.engines[0], CommitStatistics())
-        health = LocalHealth(world.apis)
+        health = LocalHealth([shard.api for shard in world.all_shards.values()])
         self.api = ShardedTopics(Located(self.shards), world.engines[0].limits, self.metrics, NO_OBSERVERS, health)
         self.writer = world.api
 
@@ -329,7 +331,7 @@ async def open_processes() -> AsyncIterator[tuple[World, World]]:
     async with open_shards(3) as world:
         first, second = World(world, (1, 2), 0, 2), World(world, (0,), 1, 2)
         for each, other in ((first, second), (second, first)):
-            each.shards.others[3 + other.shards.process] = Objects(other.api.watches)
+            each.shards.objects[other.shards.process] = other.api.watches
         yield first, second
 
 
@@ -339,7 +341,8 @@ async def test_a_session_is_followed_through_another_process() -> None:
         for name in (A, B, C):
             await first.append(name, 2)
         session = await second.api.watches.create(watch(A, B, "t*"), principal=UNRESTRICTED)
-        assert re.fullmatch(r"wid_1-[A-Za-z0-9_-]{22}", session.wid)
+        assert re.fullmatch(r"wid_[A-Za-z0-9_-]{22}", session.wid)
+        assert process_of(session.wid) == 1
         with await first.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
             assert isinstance(stream, ForwardedStream)
             assert [(name, at.head_seq) for name, at in stream.positions.items()] == [(n, 2) for n in sorted((A, B, C))]
@@ -383,9 +386,10 @@ async def test_refusals_of_another_process() -> None:
 
         assert await reason(session.wid, key("two")) is Reason.UNAUTHORIZED
         assert await reason(session.wid, None) is Reason.UNAUTHORIZED
-        assert await reason("wid_1-" + 22 * "x") is Reason.NOT_FOUND
-        assert await reason("wid_7-" + 22 * "x") is Reason.NOT_FOUND
-        assert await reason("wid_" + 22 * "x") is Reason.NOT_FOUND
+        for process in (0, 1, 7):
+            assert await reason(f"wid_{new_id(16, process)}") is Reason.NOT_FOUND
+        for wid in ("wid_", "wid_" + 22 * "x", session.wid + "x", session.wid[:-1], "x"):
+            assert await reason(wid) is Reason.NOT_FOUND
         assert await first.api.watches.remove_all_sessions("one") == 1
         assert await reason(session.wid) is Reason.NOT_FOUND
 
@@ -396,7 +400,7 @@ async def test_a_process_that_goes_away_takes_its_sessions_with_it() -> None:
         session = await second.api.watches.create(watch(A), principal=UNRESTRICTED)
         with await first.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
             assert by_topic(await quiet(stream, 0.1)) == {A: [("caught up",)]}
-            first.shards.leave(4)
+            first.shards.leave(1)
             frames = await quiet(stream, 0.1)
             assert [(frame.code, frame.terminal) for frame in frames if isinstance(frame, ErrorFrame)] == [(410, True)]
             assert stream.over
@@ -419,7 +423,7 @@ async def test_tokens_of_large_sessions_are_known_to_all_processes() -> None:
         for process in (first, second):
             assert await process.api.watches.recall(token, principal=UNRESTRICTED) == place
             assert await process.api.watches.recall(token, principal=key("other")) is None
-        first.shards.leave(4)
+        first.shards.leave(1)
         assert await first.api.watches.recall(token, principal=UNRESTRICTED) is None
 
 
@@ -568,16 +572,35 @@ def read_of_last_instance(frames: Iterable[Frame], topic: str) -> list[int]:
 
 async def test_news_and_long_polls_end_with_their_caller(world: World) -> None:
     await world.put(B)
-    waiting = asyncio.create_task(world.api.news(B))
-    await asyncio.sleep(0.02)
-    waiting.cancel()
-    await asyncio.wait((waiting,))
     log = world.engines[1].catalog.visible(B).log
-    assert not log._parked
-    waiting = asyncio.create_task(world.api.news(B))
-    await asyncio.sleep(0.02)
+    for wait in (world.api.news(B), world.api.diff(DiffRequest(topic=B, wait_ms=30_000))):
+        waiting = asyncio.create_task(wait)
+        await until(lambda: log._parked)
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+        await until(lambda: not log._parked)
+    waiting = asyncio.create_task(world.api.news(B, after=0))
+    polling = asyncio.create_task(world.api.diff(DiffRequest(topic=B, wait_ms=30_000)))
+    await until(lambda: len(log._parked) == 2)
     await world.append(B)
     await asyncio.wait_for(waiting, 5)
+    assert (await asyncio.wait_for(polling, 5)).head_seq == 1
+
+
+async def test_a_wait_for_news_that_came_already_is_none(world: World) -> None:
+    """A record can be written between the read of a follower and its wait, which are two calls of another process."""
+    await world.put(B)
+    await world.append(B)
+    await asyncio.wait_for(world.api.news(B, after=0), 5)
+    follower = read_bulk(world.api, BulkRequest(topic=B, limit=10, max_batch_bytes=1000), follow=True)
+    pages = [await anext(follower)]
+    assert pages[0][0].head_seq == 1
+    following = asyncio.create_task(anext(follower))
+    await asyncio.sleep(0.02)
+    await world.append(B)
+    reply, done = await asyncio.wait_for(following, 5)
+    assert (reply.head_seq, reply.next_from_seq, done) == (2, 2, False)
+    await follower.aclose()
 
 
 # ---------------------------------------------------------------------------- partitions and placed topics

@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from topics_kafka.handlers import Answer
 from topics_kafka.protocol import Message
 from topics_service.engine.errors import TopicsError
 
@@ -12,7 +11,7 @@ T = TypeVar("T")
 
 def answered(
     ask: Callable[[], T | Awaitable[T]], shown: Callable[[T], Message], refused: Callable[[TopicsError], Message]
-) -> Answer:
+) -> Message | Awaitable[Message]:
     """The response to a call: its reply as `shown` has it, at once if the reply is there, or its error."""
     try:
         reply = ask()

@@ -352,7 +352,7 @@ class Fetch:
                     self._fail(target, self._code(target, outcome.error))
                 else:
                     target.reply = None
-                    self._found(target, outcome.reply, self._max_bytes)
+                    self._found(target, outcome.reply, outcome.reply.nbytes)  # `fit` decides
             source.nbytes = self._nbytes - before
             source.is_old = False
         return arrived

@@ -38,7 +38,6 @@ class GroupAdminHandlers:
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
-        self._groups = server.api.groups
         self._membership = server.membership
 
     # --- describe
@@ -159,7 +158,7 @@ class GroupAdminHandlers:
         if not context.is_allowed(ApiKey.DELETE_GROUPS, name):
             return {"group_id": name, "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
         try:
-            reply = await self._groups.delete(name, principal=context.principal)
+            reply = await self._server.api.groups.delete(name, principal=context.principal)
         except TopicsError as refusal:
             return {"group_id": name, "error_code": group_error_of(refusal)}
         return {"group_id": name, "error_code": ErrorCode.NONE if reply.deleted else ErrorCode.GROUP_ID_NOT_FOUND}

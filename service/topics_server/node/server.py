@@ -356,8 +356,9 @@ class _Running:
 
     def _make_term(self, shard: NodeShard, store: ShardStore, ownership: Ownership) -> Term:
         assert self._session is not None
+        count = len(self.shards)
         return Term(
-            self._resources.for_shard(shard.number, len(self.shards)),
+            self._resources if count == 1 else self._resources.for_shard(shard.number, count),
             self._clock,
             store,
             ownership,

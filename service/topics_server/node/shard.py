@@ -147,7 +147,9 @@ class NodeShard:
         """The place of the replica on the disk, in a cluster of so many shards."""
         if self._directory is None:
             me = membership.me
-            resources = self._parts.resources.for_shard(self.number, count)
+            resources = self._parts.resources
+            if count > 1:
+                resources = resources.for_shard(self.number, count)
             bucket = self._parts.bucket
             self._directory = Directory(resources, bucket, self.number, cluster=me.cluster, node=me.name)
         return self._directory

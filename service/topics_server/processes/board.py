@@ -1,11 +1,15 @@
 """Figures of all shards in memory that the processes share: each writes those of its own shards, and any reads all."""
 
 import mmap
+from collections.abc import Callable
 from typing import Final
 
 from topics_server.core import Core
+from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.topics import TopicsApi
+from topics_service.engine.engine import Engine
+from topics_service.engine.limits import Elsewhere
 from topics_service.engine.model import ReadyState
 from topics_shards.health import together
 
@@ -15,7 +19,7 @@ _MILLION: Final = 1_000_000
 _LIMIT: Final = "min_free_bytes"
 
 # Positions in the row of a shard.
-_STATE, _PROGRESS, _TOPICS, _FREE, _SHORT = range(5)
+_STATE, _PROGRESS, _TOPICS, _FREE, _SHORT, _PARTITIONS, _ROUTERS, _GROUPS, _NBYTES = range(9)
 _FIELDS: Final = 16  # of 8 bytes: rows of different processes are in different lines of the cache
 
 
@@ -35,6 +39,18 @@ class Board:
         values[at + _SHORT] = 0 if shortage is None else shortage.max
         values[at + _STATE] = 1 + _REASONS.index(state.reason)
 
+    def measure(self, shard: int, engine: Engine) -> None:
+        """Write how much is in a shard of this process."""
+        at, values = shard * _FIELDS, self._values
+        values[at + _PARTITIONS] = engine.catalog.partitions
+        values[at + _ROUTERS] = len(engine.routers)
+        values[at + _GROUPS] = len(engine.groups)
+        values[at + _NBYTES] = engine.writer.total_bytes
+
+    def elsewhere(self, field: int, shard: int) -> int:
+        """The sum of a field over all shards but one."""
+        return sum(self._values[field::_FIELDS].tolist()) - self._values[shard * _FIELDS + field]
+
     def leave(self, shard: int) -> None:
         """Note that nobody serves a shard at present."""
         self._values[shard * _FIELDS + _STATE] = _AWAY
@@ -51,6 +67,42 @@ class Board:
         """The cause for which a shard refuses all writes."""
         at, values = shard * _FIELDS, self._values
         return Shortage(_LIMIT, values[at + _SHORT], values[at + _FREE]) if values[at + _SHORT] else None
+
+
+class ShardElsewhere(Elsewhere):
+    """What all shards but one have, as the board says."""
+
+    def __init__(self, board: Board, shard: int) -> None:
+        self._board = board
+        self._shard = shard
+
+    @property
+    def partitions(self) -> int:  # type: ignore[override]  # a number that is counted now
+        """See Elsewhere, as for the others."""
+        return self._board.elsewhere(_PARTITIONS, self._shard)
+
+    @property
+    def routers(self) -> int:  # type: ignore[override]
+        return self._board.elsewhere(_ROUTERS, self._shard)
+
+    @property
+    def groups(self) -> int:  # type: ignore[override]
+        return self._board.elsewhere(_GROUPS, self._shard)
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        return self._board.elsewhere(_NBYTES, self._shard)
+
+
+class CountingCommit(GroupCommit):
+    """Writes how much is in the shard before the callers go on whose writes are durable."""
+
+    on_published: Callable[[], None] = staticmethod(lambda: None)
+
+    def publish(self, upto: int) -> None:
+        """See Commit."""
+        super().publish(upto)
+        self.on_published()
 
 
 class BoardHealth:
@@ -76,3 +128,4 @@ class BoardHealth:
         """Write the figures of all shards of this process."""
         for shard, core in self._cores.items():
             self._board.write(shard, core.api)
+            self._board.measure(shard, core.engine)

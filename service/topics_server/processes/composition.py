@@ -9,6 +9,7 @@ from typing import Final
 from topics_server.core import Core, process_sources
 from topics_server.lag import LoopLag
 from topics_server.processes.board import Board, BoardHealth
+from topics_server.processes.ledger import SharedUsage, SharedWatchStatistics
 from topics_server.processes.metrics import Allowed, ProcessMetrics
 from topics_server.processes.share import Share
 from topics_server.resources import Resources
@@ -26,6 +27,7 @@ from topics_shards.remote import RemoteShards, remote_methods
 from topics_shards.shards import LocalShards, LostCallError, Shard, Shards
 from topics_shards.sql import ShardedSql, SqlPlacements
 from topics_shards.topics import ShardedTopics
+from topics_shards.watches import ShardedWatches
 from topics_shards.wire.client import Channel
 from topics_shards.wire.server import ShardServer, unix
 
@@ -41,7 +43,13 @@ class Composition:
     """See `listeners.Served`. `open` comes first, on the event loop, and `close` last."""
 
     def __init__(
-        self, resources: Resources, cores: dict[int, Core], authorizer: Authorizer, lag: LoopLag, share: Share | None
+        self,
+        resources: Resources,
+        cores: dict[int, Core],
+        authorizer: Authorizer,
+        lag: LoopLag,
+        board: Board,
+        share: Share | None,
     ) -> None:
         self.cores = cores
         self.authorizer = authorizer
@@ -53,6 +61,10 @@ class Composition:
         apis = [core.api for core in cores.values()]
         sources = process_sources(lag, authorizer, resources.traces.statistics)
         metrics = ProcessMetrics([api.metrics for api in apis], sources, self._reports)
+        if share is not None:
+            ledger, process = share.ledger, share.process
+            metrics.watch = SharedWatchStatistics(ledger, process)
+            authorizer.quotas.make = lambda key_id, limits: SharedUsage(ledger, process, key_id, limits)
         self._process = ProcessApi(metrics.report, authorizer.users)
         self._local = {shard: Shard(core.api) for shard, core in cores.items()}
         for shard in self._local.values():
@@ -60,7 +72,7 @@ class Composition:
         self._shards = self._reached()
         observers = Observers(*resources.traces.observers, *(() if self.audit is None else (self.audit.observe,)))
         located = Located(self._shards)
-        self.health = BoardHealth(share.board if share is not None else Board(len(cores)), cores)
+        self.health = BoardHealth(board, cores)
         settings = resources.settings
         pressure = Pressure(lag_ms=lambda: lag.sustained_ms, max_lag_ms=settings.max_lag_ms)
         self.api = ShardedTopics(
@@ -73,6 +85,8 @@ class Composition:
             watch_caps=settings.watch_caps,
         )
         self.api.watches.connections.quotas = authorizer.quotas
+        for shard in self._local.values():
+            shard.objects[ShardedWatches.__name__] = self.api.watches
         metrics.watch_lag = self.api.watches.lag
         self.api.sql = ShardedSql(located, apis[0].consumers)
         for api in apis:
@@ -93,7 +107,9 @@ class Composition:
             if process != share.process:
                 self._channels[process] = Channel(unix(share.socket_of(process)), f"process {process}", name)
         owners = {shard: self._channels[share.owner(shard)] for shard in range(share.count) if shard not in self._local}
-        return RemoteShards(share.count, self._local, owners, methods)
+        shards = RemoteShards(share.count, self._local, owners, methods)
+        shards.process, shards.processes = share.process, share.processes
+        return shards
 
     async def open(self) -> None:
         """Take calls of the other processes from now on. Raises OSError."""

@@ -21,6 +21,7 @@ from topics_server.listeners import announce, announce_kafka
 from topics_server.ports import bind
 from topics_server.processes import directory, share
 from topics_server.processes.board import Board
+from topics_server.processes.ledger import Ledger
 from topics_server.processes.share import Share
 from topics_server.settings import Settings
 
@@ -64,6 +65,7 @@ class Parent:
         self._serve = serve
         self._count = 0
         self._board = Board(0)
+        self._ledger = Ledger(settings.processes)
         self._sockets = Path()
         self._children = [_Child(number=number) for number in range(settings.processes)]
         self._poll = select.poll()
@@ -121,6 +123,7 @@ class Parent:
             sockets=self._sockets,
             control=theirs,
             board=self._board,
+            ledger=self._ledger,
         )
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         pid = os.fork()
@@ -290,6 +293,7 @@ class Parent:
         child.pid, child.control = 0, None
         for shard in range(child.number, self._count, len(self._children)):
             self._board.leave(shard)
+        self._ledger.clear(child.number)
 
 
 def _signals(stack: contextlib.ExitStack) -> socket.socket:

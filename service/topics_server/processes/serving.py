@@ -5,6 +5,7 @@ import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from topics_server import maintenance
@@ -13,22 +14,23 @@ from topics_server.lag import LoopLag
 from topics_server.listeners import Listeners
 from topics_server.notices import Shutdown, log_stopped
 from topics_server.processes import directory
+from topics_server.processes.board import Board, CountingCommit, ShardElsewhere
 from topics_server.processes.composition import Composition
 from topics_server.processes.share import Share
 from topics_server.reload import Readers, Reload, SighupHandler
 from topics_server.resources import Resources, open_store
 from topics_server.serving import Serving
 from topics_server.settings import Settings
+from topics_service.api.scheduling.commit import Commit
 from topics_service.engine.clock import Clock
+from topics_service.engine.engine import Engine
 from topics_service.engine.placement import Place
-from topics_service.storage import shardfiles
 from topics_service.storage.holding import Hold
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
 from topics_shards.topics import ShardedTopics
 
 _AT_ONCE: Final = 8  # stores that are opened or closed
-_MIN_TABLES: Final = 32  # that a store may keep open
 _OTHERS_SECONDS: Final = 2.0  # beyond the drain, for the other processes to be done as well
 _HEALTH_SECONDS: Final = 0.1
 
@@ -94,11 +96,10 @@ class ShardedServer(Serving):
             settings = replace(self._settings, memory_bytes=self._settings.memory_bytes // processes)
             resources = Resources.open(settings, opens_store=False, shares_ports=self._share is not None)
             stack.callback(resources.close, is_sound=True)
-            tables = max(_MIN_TABLES, resources.tables // len(shards))
-            paths = [self._of_shard(resources, shard).settings for shard in shards]
+            parts = [resources.for_shard(shard, len(shards)) for shard in shards]
             stack.callback(self._close_stores)
             with ThreadPoolExecutor(_AT_ONCE) as pool:
-                opening = [pool.submit(open_store, each, tables) for each in paths]
+                opening = [pool.submit(open_store, each.settings, each.tables) for each in parts]
                 wait(opening)
                 for shard, opened in zip(shards, opening, strict=True):
                     if opened.exception() is None:
@@ -108,13 +109,6 @@ class ShardedServer(Serving):
             self._resources = resources
             stack.pop_all()
 
-    def _of_shard(self, resources: Resources, shard: int) -> Resources:
-        settings = resources.settings
-        path = shardfiles.directory(settings.data_path, shard)
-        return resources.with_settings(
-            replace(settings, data_dir=str(path), memory_bytes=self._settings.memory_bytes // self._count)
-        )
-
     async def startup(self) -> None:
         """Listen, recover, serve. Health probes are answered during recovery; Kafka is listened on after it.
 
@@ -123,20 +117,23 @@ class ShardedServer(Serving):
         resources = self._resources
         assert resources is not None, "open() comes first"
         lag, authorizer = LoopLag(), resources.settings.authorizer()
+        board = Board(self._count) if self._share is None else self._share.board
         cores = {
             shard: Core(
-                self._of_shard(resources, shard),
+                resources.for_shard(shard, len(self._stores)),
                 self._clock,
                 store,
                 authorizer=authorizer,
                 lag=lag,
                 place=Place(shard, self._count),
+                commit=partial(_commit, board, shard),
+                elsewhere=ShardElsewhere(board, shard),
             )
             for shard, store in self._stores.items()
         }
         if self._share is not None:
             self._finish = self._share.listen(self.stop)
-        self._served = served = Composition(resources, cores, authorizer, lag, self._share)
+        self._served = served = Composition(resources, cores, authorizer, lag, board, self._share)
         await served.open()
         readers = Readers(resources.settings)
         self._listeners = listeners = Listeners(resources, served, readers)
@@ -250,6 +247,12 @@ async def _show_health(served: Composition, listeners: Listeners) -> None:
         served.health.write()
         listeners.grpc.set_serving(served.api.ready().ready)
         await asyncio.sleep(_HEALTH_SECONDS)
+
+
+def _commit(board: Board, shard: int, engine: Engine) -> Commit:
+    commit = CountingCommit.for_engine(engine)
+    commit.on_published = partial(board.measure, shard, engine)
+    return commit
 
 
 def _unheard(_: bool) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from topics_server.processes.board import Board
+from topics_server.processes.ledger import Ledger
 
 _FINISH: Final = b"F"
 _MAX_MESSAGE: Final = 1 << 16
@@ -20,7 +21,7 @@ class Share:
     """Process number `process` of `processes`, of a directory with `count` shards.
 
     `sockets` is the directory of the sockets at which they call one another, `control` leads to the parent, and `board`
-    has what all know of all shards. Process p has shard p, and so that shard leads to it.
+    has what all know of all shards, `ledger` of clients. Process p has shard p, and so that shard leads to it.
     """
 
     process: int
@@ -29,6 +30,7 @@ class Share:
     sockets: Path
     control: socket.socket
     board: Board
+    ledger: Ledger
 
     @property
     def shards(self) -> range:

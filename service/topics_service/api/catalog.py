@@ -21,7 +21,7 @@ def uuid_of(topic_id: str) -> UUID:
 
 
 @lru_cache(maxsize=8192)
-def _topic_id_of(uuid: UUID) -> str:
+def topic_id_of(uuid: UUID) -> str:
     """The topic id with this `uuid_of`."""
     return _PREFIX + str(ULID.from_uuid(uuid)).lower()
 
@@ -49,8 +49,13 @@ class TopicView(Protocol):
         """The configs that only Kafka knows, if they are set."""
         ...
 
+    @property
+    def is_part(self) -> bool:
+        """Return whether the topic's home is another shard."""
+        ...
+
     def partition_bytes(self, number: int) -> int:
-        """Bytes of the records in an existing partition, as readers saw them last."""
+        """Bytes of the records in an existing partition that is here, as readers saw them last."""
         ...
 
 
@@ -102,8 +107,13 @@ class CatalogView:
         if name:
             topic = self._catalog.find(name)
         else:
-            topic = None if topic_id is None else self._catalog.by_id.get(_topic_id_of(topic_id))
+            topic = None if topic_id is None else self._catalog.by_id.get(topic_id_of(topic_id))
         return None if topic is None or self._catalog.unsynced(topic) else topic
+
+    def home(self, name: str | None, topic_id: UUID | None = None) -> TopicView | None:
+        """What `find` gives, unless the topic's home is another shard."""
+        topic = self.find(name, topic_id)
+        return None if topic is None or topic.is_part else topic
 
     def within(self, prefixes: tuple[str, ...] | None) -> Iterator[TopicView]:
         """Topics in name order, if their names start with one of `prefixes`; None: all."""

@@ -25,22 +25,28 @@ class Connections:
 
         Without authentication only the total is limited.
         """
-        key = principal.key_id
+        key, usage = principal.key_id, None
         mine = self._counts.get(key, 0)
         if key:
-            maximum = self._max_per_key if self.quotas is None else self.quotas.for_key(key).limits.streams
-            if maximum and mine >= maximum:
+            usage = None if self.quotas is None else self.quotas.for_key(key)
+            maximum = self._max_per_key if usage is None else usage.limits.streams
+            if maximum and mine + (0 if usage is None else usage.streams_elsewhere) >= maximum:
                 raise exceeded("this API key has reached its limit of open streams", STREAMS, maximum)
-        if self._max_total and self._statistics.connections >= self._max_total:
+        statistics = self._statistics
+        if self._max_total and statistics.connections + statistics.connections_elsewhere >= self._max_total:
             raise exceeded("the server has reached its limit of open streams", "max_sse_connections", self._max_total)
-        self._statistics.connections += 1
+        statistics.connections += 1
         if key:
             self._counts[key] = mine + 1
+            if usage is not None:
+                usage.streams = mine + 1
         try:
             yield
         finally:
-            self._statistics.connections -= 1
+            statistics.connections -= 1
             if key:
                 self._counts[key] -= 1
+                if usage is not None:
+                    usage.streams = self._counts[key]
                 if not self._counts[key]:
                     del self._counts[key]

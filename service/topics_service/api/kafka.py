@@ -9,7 +9,7 @@ from topics_service.api.catalog import Catalog
 from topics_service.api.interfaces import Groups
 from topics_service.api.kafka_logs import BatchOutcome, FetchOutcome, NamedBatch, OffsetOutcome, ProducersOutcome
 from topics_service.api.membership import Members
-from topics_service.api.metrics.collector import Metrics
+from topics_service.api.metrics.collector import Counters
 from topics_service.api.topics import Settable, TopicsApi
 from topics_service.engine.batches import FetchRequest
 from topics_service.engine.limits import Limits
@@ -33,7 +33,7 @@ class KafkaTopics(Protocol):
         ...
 
     @property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> Counters:
         """The figures, which the gateway adds its own to."""
         ...
 

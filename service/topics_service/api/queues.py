@@ -5,8 +5,9 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Final
+from typing import Final, Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from topics_client.units import counted
@@ -31,12 +32,37 @@ from topics_service.engine.queue.jobs import (
     SettleReply,
     SettleRequest,
 )
+from topics_service.engine.queue.shipments import Shipment
 from topics_service.engine.topic import Topic
 
 log = logging.getLogger("topics.queues")
 
 _MAX_REDRIVE_JOBS: Final = 500  # per iteration of the event loop
 _MAX_ACKS: Final = 64  # per write
+
+
+class HandBackReply(Struct, kw_only=True):
+    """One slice of a redrive from another shard: `resume` is the seq to go on from, 0 at the end, `stop` that end."""
+
+    redriven: int
+    resume: int
+    stop: int
+
+
+class Letters(Protocol):
+    """What moves jobs to dead letter topics in other shards, and back."""
+
+    async def flush(self, queue: str) -> None:
+        """Move the exhausted jobs of a queue, as far as that can be done soon."""
+        ...
+
+    async def redrive(self, request: RedriveRequest, dead_letter: str) -> RedriveReply:
+        """Bring the dead letters of a queue back from another shard, in slices."""
+        ...
+
+    async def hand_back(self, request: RedriveRequest, dead_letter: str, stop: int) -> HandBackReply:
+        """One slice of a redrive, at the shard of the dead letters."""
+        ...
 
 
 class QueuesApi:
@@ -60,6 +86,8 @@ class QueuesApi:
     ) -> None:
         """`admit` returns the engine or refuses the call, `settle` waits until a ticket is durable, `connection` holds
         a slot for a stream, and `forwarded` waits for pending copies of routers. `call_later` replaces the loop's."""
+        self.letters: Letters | None = None
+        """Set where dead letter topics can be in other shards."""
         self._admit = admit
         self._settle = settle
         self._connection = connection
@@ -159,6 +187,10 @@ class QueuesApi:
         self._changed(request.topic, request.seqs)
         if ticket:
             await self._settle(ticket)
+        if reply.exhausted and self.letters is not None:
+            await self.letters.flush(request.topic)
+            reply.dead_lettered += engine.queues.mover.left(request.topic, reply.exhausted)
+            reply.exhausted = [seq for seq in reply.exhausted if seq not in reply.dead_lettered]
         return reply
 
     async def extend(self, request: SettleRequest) -> SettleReply:
@@ -227,6 +259,8 @@ class QueuesApi:
         if config.dead_letter is None:
             raise invalid("the queue has no dead_letter", {"topic": request.topic})
         check_names(principal, (config.dead_letter,))
+        if self.letters is not None and engine.queues.mover.is_elsewhere(config.dead_letter):
+            return await self.letters.redrive(request, config.dead_letter)
         source = engine.catalog.find(config.dead_letter)
         left = 0 if source is None else source.log.view.count  # jobs that fail again meanwhile are not moved twice
         left = min(left, request.max or left)
@@ -254,6 +288,31 @@ class QueuesApi:
         if ticket:
             await self._settle(ticket)
         return page
+
+    # ------------------------------------------------------------ among shards
+
+    async def room(self, name: str, sizes: Sequence[int], *, may_create: bool) -> int:
+        """See `Shipments.room`."""
+        return self._admit().queues.mover.shipments.room(name, sizes, may_create=may_create)
+
+    async def receive(self, shipment: Shipment) -> int:
+        """Take in jobs from another shard, durably; return how many of the shipment are here. It may come again."""
+        engine = self._admit()
+        count, ticket, topic = engine.queues.mover.shipments.receive(shipment)
+        engine.queues.touched(topic.log)
+        await self._settle(ticket)
+        return count
+
+    async def hand_back(self, request: RedriveRequest, dead_letter: str, stop: int) -> HandBackReply:
+        """One slice of a redrive: dead letters of this shard go back to their queue in another one."""
+        self._admit()
+        if self.letters is None:
+            raise TopicsError(Reason.NOT_READY, "the other shards are not connected yet")
+        return await self.letters.hand_back(request, dead_letter, stop)
+
+    async def underway(self, shipments: Sequence[bytes]) -> list[bytes]:
+        """Those of the keys whose shipments are still in the outbox of this shard."""
+        return self._admit().queues.mover.shipments.underway(shipments)
 
     def drain(self) -> None:
         """Refuse waiting claims and end push streams, as the server is stopping."""

@@ -76,7 +76,7 @@ class Capacity:
                 }  # fmt: skip
                 raise TopicsError(Reason.TOPIC_FULL, f'topic "{topic.name}" is full', detail)
         expired = log.state.bytes - s.bytes
-        if quota and self._writer.total_bytes - expired - freed + nbytes > quota:
+        if quota and self._writer.total_bytes + self._limits.elsewhere.nbytes - expired - freed + nbytes > quota:
             raise TopicsError(
                 Reason.THROTTLED, "the server has reached its limit of stored bytes",
                 {"limit": "max_total_bytes", "max": quota},

@@ -53,6 +53,8 @@ class Catalog:
         """Called when a new topic becomes visible."""
         self.on_changed: list[Callable[[], None]] = []
         """Called when a topic becomes visible, is removed or gets more partitions."""
+        self.on_news: list[Callable[[Topic], None]] = []
+        """Called with each topic that becomes visible, is removed, or has another config or more partitions."""
         self.on_configured: Callable[[Topic], None] = lambda _topic: None
         """Called with each topic that is new or has another config or more partitions, before it is used."""
         self.check_new: Callable[[str, str], None] = lambda _name, _placement: None
@@ -70,6 +72,11 @@ class Catalog:
 
     def __len__(self) -> int:
         return len(self.topics) - self._parts
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions here."""
+        return self._logs
 
     def each(self) -> Iterable[Topic]:
         """All topics, in no order."""
@@ -115,7 +122,7 @@ class Catalog:
     def has_room_for(self, count: int) -> bool:
         """Return whether `count` more topics, each with one partition, may be created."""
         limit = self._limits.max_topics
-        return not limit or self._logs + count <= limit
+        return not limit or self._logs + self._limits.elsewhere.partitions + count <= limit
 
     def check_capacity(self, partitions: int) -> None:
         """Raise `throttled` unless the limit allows this many more partitions."""
@@ -224,6 +231,7 @@ class Catalog:
             self._next_log = logs[-1].log_id + 1
         topic.adopt(row, logs)
         self.on_configured(topic)
+        self._notify(topic)
         self._notify_changed()
 
     def _stage_logs(self, tx: Transaction, ids: list[int]) -> None:
@@ -252,6 +260,7 @@ class Catalog:
         self._writer.forget(-topic.number)
         for log in topic.logs:
             log.removed()
+        self._notify(topic)
         self._notify_changed()
 
     def reconfigured(self, topic: Topic, row: TopicRow) -> None:
@@ -261,6 +270,11 @@ class Catalog:
             self.counts.add(row.config)
         topic.adopt(row, topic.logs)
         self.on_configured(topic)
+        self._notify(topic)
+
+    def _notify(self, topic: Topic) -> None:
+        for callback in self.on_news:
+            callback(topic)
 
     def _notify_changed(self) -> None:
         for callback in self.on_changed:
@@ -272,6 +286,7 @@ class Catalog:
         if not topic.is_part:
             for callback in self.on_created:
                 callback(topic)
+        self._notify(topic)
         self._notify_changed()
         return True
 

@@ -140,7 +140,7 @@ class Engine:
         self.routers = Routers(
             self.catalog, self.writer, clock, self.limits, Forwarding(self.writer, self.capacity, clock, self._touch)
         )
-        self.queues = Queues(self.catalog, self.writer, clock, self.limits, self.capacity, self._touch, random)
+        self.queues = Queues(self.catalog, self.writer, clock, self.limits, self.capacity, self._touch, random, place)
         self.batches = Batches(
             self.catalog, self.writer, clock, self.capacity, Producers(self.writer, self._memory), self._touch
         )

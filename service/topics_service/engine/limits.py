@@ -3,6 +3,18 @@
 from msgspec import Struct
 
 
+class Elsewhere:
+    """Resources in the other shards of a server, which count towards its limits too: nothing unless it has shards."""
+
+    partitions: int = 0
+    routers: int = 0
+    groups: int = 0
+    nbytes: int = 0
+
+
+NOWHERE = Elsewhere()
+
+
 class Limits(Struct, frozen=True, kw_only=True):
     """Bounds of requests and resources. Zero means unlimited for routers, topics, groups, tables and bytes in all."""
 
@@ -28,3 +40,4 @@ class Limits(Struct, frozen=True, kw_only=True):
     group_retention_ms: int = 604_800_000
     max_total_bytes: int = 0
     max_ephemeral_bytes: int = 0
+    elsewhere: Elsewhere = NOWHERE

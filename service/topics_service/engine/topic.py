@@ -191,6 +191,10 @@ class Topic:
         """The id; a dormant topic stays dormant."""
         return self.identity.topic_id if self._stored is None else decode_row(self._stored).topic_id
 
+    def peek(self) -> TopicRow:
+        """The row; a dormant topic stays dormant."""
+        return self._row if self._stored is None else decode_row(self._stored)
+
     @property
     def placement(self) -> str:
         """The placement group that it was made for, empty for none."""

@@ -51,18 +51,22 @@ OWN_LIMITS: Final = {
 class Usage:
     """Resources held by one key, and its limits. A key above a lowered limit keeps its slots but gets no new ones."""
 
-    __slots__ = ("__weakref__", "connections", "in_flight", "limits", "nbytes")
+    __slots__ = ("__weakref__", "connections", "in_flight", "limits", "nbytes", "streams")
+
+    connections_elsewhere = in_flight_elsewhere = nbytes_elsewhere = streams_elsewhere = 0
+    """What the key holds of other processes of the same server, which counts too."""
 
     def __init__(self, limits: KeyLimits) -> None:
         self.limits = limits
         self.connections = 0
         self.in_flight = 0
         self.nbytes = 0
+        self.streams = 0
 
     def take_connection(self) -> None:
         """Add a connection. Raises `throttled`."""
         maximum = self.limits.connections
-        if maximum and self.connections >= maximum:
+        if maximum and self.connections + self.connections_elsewhere >= maximum:
             raise exceeded("this API key has reached its connection limit", CONNECTIONS, maximum)
         self.connections += 1
 
@@ -73,7 +77,7 @@ class Usage:
     def has_slot(self) -> bool:
         """True if one more request may start."""
         maximum = self.limits.in_flight
-        return not maximum or self.in_flight < maximum
+        return not maximum or self.in_flight + self.in_flight_elsewhere < maximum
 
     def take_request(self) -> None:
         """Add a request in flight. Raises `throttled`."""
@@ -138,7 +142,8 @@ class Held:
         if usage is not None:
             maximum = usage.limits.nbytes
             # Bytes of the request itself are no reason to refuse it.
-            if maximum and usage.nbytes + more > maximum and usage.nbytes > self._nbytes:
+            held = usage.nbytes + usage.nbytes_elsewhere
+            if maximum and held + more > maximum and held > self._nbytes:
                 raise exceeded("this API key has reached its limit of bytes in flight", BYTES, maximum)
         self._asked, self._wake = more, wake
         if self._memory is None or self._memory.take(self, more * self._times):
@@ -195,6 +200,8 @@ class Quotas:
         self._own = own or {}
         self._usages: dict[str, Usage] = {}
         self._passing: WeakValueDictionary[str, Usage] = WeakValueDictionary()  # of users and subjects
+        self.make: Callable[[str, KeyLimits], Usage] = lambda _key_id, limits: Usage(limits)
+        """Makes the usage of a key."""
 
     def for_key(self, key_id: str) -> Usage:
         """Return the usage of a key, always the same object; that of a user or subject while somebody keeps it."""
@@ -203,9 +210,9 @@ class Quotas:
             if ":" in key_id:
                 usage = self._passing.get(key_id)
                 if usage is None:
-                    usage = self._passing[key_id] = Usage(self._common)
+                    usage = self._passing[key_id] = self.make(key_id, self._common)
             else:
-                usage = self._usages[key_id] = Usage(self._limits(key_id))
+                usage = self._usages[key_id] = self.make(key_id, self._limits(key_id))
         return usage
 
     def replace_limits(self, own: Mapping[str, Mapping[str, int]]) -> None:

@@ -442,7 +442,7 @@ class Groups:
     def _new(self, name: str) -> Group:
         names.check_group_name(name)
         max_groups = self._limits.max_groups
-        if max_groups and len(self) >= max_groups:
+        if max_groups and len(self) + self._limits.elsewhere.groups >= max_groups:
             raise TopicsError(
                 Reason.THROTTLED,
                 "the server has reached its limit of groups",

@@ -47,7 +47,7 @@ def copies(blocks: LogBlocks, seqs: Sequence[int], new_meta: NewMeta) -> Batch:
         tags.append(None if block.tags is None else block.tags[i])
         nodes.append(None if block.nodes is None else block.nodes[i])
         kinds.append(0 if block.kinds is None else block.kinds[i])
-    return Batch(datas=datas, tags=_column(tags), nodes=_column(nodes), metas=_column(metas), kinds=_kinds(kinds))
+    return Batch(datas=datas, tags=column(tags), nodes=column(nodes), metas=column(metas), kinds=kinds_of(kinds))
 
 
 def fitting(batch: Batch, seqs: Sequence[int], source: Topic, dest: Topic, capacity: Capacity, now: int) -> Batch:
@@ -66,7 +66,7 @@ def fitting(batch: Batch, seqs: Sequence[int], source: Topic, dest: Topic, capac
         except TopicsError:
             if count == 1:
                 raise
-            batch = _first(batch, (count + 1) // 2)
+            batch = first_of(batch, (count + 1) // 2)
         else:
             return batch
 
@@ -77,24 +77,32 @@ def move(tx: Transaction, batch: Batch, seqs: Sequence[int], source: Topic, dest
     Returns the state of the source after it.
     """
     dest.log.append(tx, dest.log.begin(dest.config, now), batch, dest.config, now)
+    return leave(tx, seqs, source, now)
+
+
+def leave(tx: Transaction, seqs: Sequence[int], source: Topic, now: int) -> Snapshot:
+    """Stage the deletion of `seqs` in `source`; return its state after it."""
     s = source.log.begin(source.config, now)
     source.log.mark(tx, s, seqs, source.config)
     return s
 
 
-def _first(batch: Batch, count: int) -> Batch:
+def first_of(batch: Batch, count: int) -> Batch:
+    """The first records of a batch."""
     return Batch(
         datas=batch.datas[:count],
-        tags=None if batch.tags is None else _column(batch.tags[:count]),
-        nodes=None if batch.nodes is None else _column(batch.nodes[:count]),
-        metas=None if batch.metas is None else _column(batch.metas[:count]),
-        kinds=None if batch.kinds is None else _kinds(batch.kinds[:count]),
+        tags=None if batch.tags is None else column(batch.tags[:count]),
+        nodes=None if batch.nodes is None else column(batch.nodes[:count]),
+        metas=None if batch.metas is None else column(batch.metas[:count]),
+        kinds=None if batch.kinds is None else kinds_of(batch.kinds[:count]),
     )
 
 
-def _column(values: list[bytes | None]) -> list[bytes | None] | None:
+def column(values: list[bytes | None]) -> list[bytes | None] | None:
+    """A column of a batch: None if no record has a value."""
     return values if any(value is not None for value in values) else None
 
 
-def _kinds(kinds: bytes | bytearray) -> bytes | None:
+def kinds_of(kinds: bytes | bytearray) -> bytes | None:
+    """The kinds of a batch: None if every record is JSON."""
     return bytes(kinds) if any(kinds) else None

@@ -17,6 +17,7 @@ from topics_service.engine.errors import invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.log import Log
 from topics_service.engine.model import AppendRequest, QueueCounters, TopicConfig
+from topics_service.engine.placement import Place
 from topics_service.engine.queue import browse, leases
 from topics_service.engine.queue.cohort import deal
 from topics_service.engine.queue.jobs import ClaimReply, ClaimRequest, Job, ListJobsReply, ListJobsRequest
@@ -49,10 +50,11 @@ class Queues(OpenQueues):
         capacity: Capacity,
         touched: Callable[[Log], None],
         random: Callable[[int], bytes] = os.urandom,
+        place: Place | None = None,
     ) -> None:
         """`touched` is called with logs that changed; `random` returns unpredictable bytes for lease ids."""
         super().__init__(catalog, writer, clock, limits, capacity, touched)
-        self.mover = Mover(self)
+        self.mover = Mover(self, place or Place())
         self.settlement = Settlement(self, self.mover)
         self._random = random
         self._oldest: dict[int, tuple[int, int]] = {}  # the oldest ready job and its commit time, as asked for last
@@ -122,13 +124,14 @@ class Queues(OpenQueues):
         queue = self.queue(topic)
         self.refresh(topic, queue)
         s, head = topic.log.state, topic.log.view.head
+        waiting = self.mover.shipments.waiting
         return QueueCounters(
             ready=queue.ready(s, head),
             in_flight=queue.in_flight,
             dead_lettered=queue.dead_lettered,
             delayed=queue.not_due(s, head),
             retrying=len(queue.delayed),
-            exhausted=queue.spent,
+            exhausted=queue.spent + (waiting.get(topic.topic_id, 0) if waiting else 0),
         )
 
     def oldest_ready_ms(self, topic: Topic) -> int:
@@ -177,6 +180,7 @@ class Queues(OpenQueues):
 
     def recover(self) -> None:
         """Schedule queues whose leases may be of exhausted jobs. Call it after the catalog is loaded."""
+        self.mover.shipments.load()
         for topic in self.catalog.each():
             config = topic.config
             if config.type == "queue" and config.leases_durable and delivery_limit(config) and not topic.is_part:

@@ -190,7 +190,8 @@ class Settlement:
         refusal: TopicsError | None = None
         moved: list[int] = []
         ticket = 0
-        if last and now >= queue.stuck_until:
+        is_elsewhere = bool(last) and self._mover.is_elsewhere(topic.config.dead_letter or "")
+        if last and now >= queue.stuck_until and not is_elsewhere:
             try:
                 ticket, moved = self._mover.move(topic, queue, last, now, rows)
             except TopicsError as error:
@@ -202,6 +203,8 @@ class Settlement:
         queue.give_back({seq: delivery for seq, delivery in ended.items() if seq not in gone}, ready_at)
         if refusal is not None:
             self._mover.refused(queue, last[0], now, refusal)
+        if is_elsewhere and now >= queue.stuck_until:
+            self._mover.bury(topic, queue, now)
         self._queues.watch(topic, queue, now)
         return ticket, moved
 

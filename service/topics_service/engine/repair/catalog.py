@@ -22,10 +22,12 @@ _BOOT = b"boot"
 
 
 class Ledger:
-    """The saved catalog: parts by log id, those whose state was lost, and the ceilings."""
+    """The saved catalog: topics, parts by log id, those whose state was lost, and the ceilings."""
 
     def __init__(self) -> None:
         self.parts: dict[int, Part] = {}
+        self.topics: dict[int, TopicRow] = {}
+        """All topics by number: also those that have no log here."""
         self.derived: set[int] = set()
         self.ceilings: dict[int, Ceiling] = {}
         self.lives = Lives()
@@ -54,6 +56,7 @@ def topics(rows: Rows) -> Ledger:
             ledger.last_topic = max(ledger.last_topic, numbers[-1])
         try:
             row = decode_row(value)
+            numbered = tuple(zip(row.numbers, row.log_ids, strict=True))
         except DECODING as error:
             rows.report("lost", f"the catalog row {key.hex()} of a topic can't be read: {error}")
             continue
@@ -61,7 +64,8 @@ def topics(rows: Rows) -> Ledger:
             rows.report("lost", f'there are two topics "{row.name}", or they share a log: the older one stays')
             continue
         found[row.name] = row
-        for partition, log_id in enumerate(row.log_ids):
+        ledger.topics[numbers[-1]] = row
+        for partition, log_id in numbered:
             ledger.parts[log_id] = Part(log_id=log_id, number=numbers[-1], partition=partition, row=row)
             ledger.see(log_id)
         rows.put(Family.TOPICS, key, value)
@@ -113,6 +117,7 @@ def _adopted(rows: Rows, ledger: Ledger, log_id: int) -> Part:
         name=name, topic_id=f"top_{log_id:026}", slug=names.slug(name), rrl=names.rrl(names.ResourcePrefix(), name),
         config=TopicConfig(), log_ids=[log_id], created_ts=0,
     )  # fmt: skip
+    ledger.topics[ledger.last_topic] = row
     part = ledger.parts[log_id] = Part(log_id=log_id, number=ledger.last_topic, partition=0, row=row)
     rows.put(Family.TOPICS, keys.u64(part.number), row.encode())
     rows.report("lost", "the name and configuration of the topic (or partition) that these records are of", part)

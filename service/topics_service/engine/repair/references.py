@@ -70,7 +70,6 @@ def save_groups(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
     if Family.GROUPS in revived:
         rows.report("lost", "groups and their positions: which of them were deleted can't be read any more")
         return
-    partitions = {(part.number, part.partition): part for part in ledger.parts.values()}
     found: dict[int, str] = {}
     members: list[tuple[bytes, bytes]] = []
     for key, value in rows.family(Family.GROUPS):
@@ -103,11 +102,11 @@ def save_groups(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
         try:
             number, epoch, partition = read_position_key(key)
             decode_position(value)
-            part = partitions.get((epoch, partition))
+            topic = ledger.topics.get(epoch)
         except DECODING:
             rows.report("lost", f"the position {key.hex()} of a group can't be read")
             continue
-        if number not in found or part is None or part.s is None:
+        if number not in found or topic is None or partition >= topic.partition_count:
             rows.report("dropped", f"the position {key.hex()}, whose group or partition is gone")
             continue
         rows.put(Family.POSITIONS, key, value)

@@ -64,7 +64,7 @@ class Salvage:
         tables.save(rows, ledger)
         catalog.facts(rows, ledger, end_lost=bool(self._end.jump))
         return Saved(
-            topics=len({part.number for part in ledger.parts.values()}),
+            topics=len(ledger.topics),
             partitions=len(ledger.parts),
             records=sum(part.s.count for part in ledger.parts.values() if part.s is not None),
         )

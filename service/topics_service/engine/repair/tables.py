@@ -60,7 +60,7 @@ class _Tables:
         for key, _ in found:
             if key.startswith(catalog.TABLE_ROWS) and len(key) == len(catalog.TABLE_ROWS) + 8:
                 self._ledger.see_table(keys.read_u64(key, len(catalog.TABLE_ROWS)))
-        definitions.load(found, {part.number for part in self._ledger.parts.values()})
+        definitions.load(found, set(self._ledger.topics))
         for number, runtime in definitions.tables.items():
             for part in runtime.indexes:
                 self._due[number, part.index.number] = Sum()

@@ -146,7 +146,8 @@ class Routers:
                     {"topic": given.dest, "reason": "router_dest_fan_in"},
                 )
         router = self.find(request.router)
-        if router is None and self._limits.max_routers and len(self) >= self._limits.max_routers:
+        limit = self._limits.max_routers
+        if router is None and limit and len(self) + self._limits.elsewhere.routers >= limit:
             raise TopicsError(
                 Reason.THROTTLED, "the server has reached its limit of routers",
                 {"limit": "max_routers", "max": self._limits.max_routers},

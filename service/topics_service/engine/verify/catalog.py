@@ -28,6 +28,7 @@ def parts(findings: Findings) -> dict[int, Part]:
             if row.name in names:
                 findings.report("mismatch", f'there are two topics "{row.name}"')
             names.add(row.name)
+            findings.topics[number] = row
             if len(row.numbers) != len(row.log_ids):
                 raise ValueError(f"it has {len(row.log_ids)} logs for {len(row.numbers)} partitions")
             for partition, log_id in zip(row.numbers, row.log_ids, strict=True):

@@ -55,7 +55,7 @@ class Audit:
     def begin(self) -> None:
         """Read the catalog."""
         self._parts = catalog.parts(self._findings)
-        self.totals.topics = len({part.number for part in self._parts.values()})
+        self.totals.topics = len(self._findings.topics)
         self.totals.partitions = len(self._parts)
         self.expected = sum(part.s.count for part in self._parts.values() if part.s is not None)
 
@@ -67,12 +67,12 @@ class Audit:
         self._other_rows(Family.GAPS, "gaps")
         auxiliary.check(self._findings, self._parts)
         self.totals.routers = references.check_routers(self._findings, self._parts)
-        self.totals.groups = references.check_groups(self._findings, self._parts)
+        self.totals.groups = references.check_groups(self._findings)
         self._tables()
         return self.totals
 
     def _tables(self) -> None:
-        found = definitions.check(self._findings, {part.number for part in self._parts.values()})
+        found = definitions.check(self._findings, set(self._findings.topics))
         rows = tables.TablesAudit(self._findings, found)
         rows.run(lambda count: self.progress(count))
         self.totals.tables, self.totals.rows = len(found.tables), rows.rows

@@ -86,6 +86,8 @@ class Findings:
         self._report = report
         self.holes = 0
         """Number of unreadable rows that were passed over."""
+        self.topics: dict[int, TopicRow] = {}
+        """The topics by number, once the catalog was read: also those that have no log here."""
         self._reported_damage: set[tuple[Family, str]] = set()
 
     def report(

@@ -45,9 +45,8 @@ def check_routers(findings: Findings, parts: Mapping[int, Part]) -> int:
     return len(names)
 
 
-def check_groups(findings: Findings, parts: Mapping[int, Part]) -> int:
+def check_groups(findings: Findings) -> int:
     """Check every consumer group and its positions; return the number of groups."""
-    partitions = {(part.number, part.partition) for part in parts.values()}
     names: dict[int, str] = {}
     states: list[int] = []
     for key, value in findings.rows(Family.GROUPS):
@@ -68,6 +67,7 @@ def check_groups(findings: Findings, parts: Mapping[int, Part]) -> int:
         with findings.decoding(f"the position {key.hex()}"):
             number, epoch, partition = read_position_key(key)
             decode_position(value)  # beyond the head is no fault: Kafka clients may commit it
-            if number not in names or (epoch, partition) not in partitions:
+            row = findings.topics.get(epoch)
+            if number not in names or row is None or partition >= row.partition_count:
                 findings.report("orphan", f"the position {key.hex()} is of a group or partition that does not exist")
     return len(names)

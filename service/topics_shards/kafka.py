@@ -1,0 +1,224 @@
+"""The calls of the Kafka gateway over all shards."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from topics_service.api.access.auth import Principal
+from topics_service.api.interfaces import Groups
+from topics_service.api.kafka_logs import (
+    BatchOutcome,
+    FetchOutcome,
+    KafkaApi,
+    NamedBatch,
+    OffsetOutcome,
+    ProducersOutcome,
+)
+from topics_service.api.metrics.collector import Counters
+from topics_service.api.topics import Settable, TopicsApi
+from topics_service.engine.batches import FetchRequest
+from topics_service.engine.limits import Limits
+from topics_service.engine.membership.members import GroupSettings
+from topics_service.engine.model import (
+    ConfigInput,
+    DeleteReply,
+    DeleteRequest,
+    DeleteTopicReply,
+    PutTopicReply,
+    TopicState,
+)
+from topics_shards.catalog import ShardedCatalog
+from topics_shards.known_parts import KnownParts
+from topics_shards.locating import Located
+from topics_shards.members import ShardedMembers
+from topics_shards.topics import ShardedTopics
+
+_CLUSTER_SHARD = 0
+
+
+class ShardedKafka:
+    """See KafkaShards. Belongs to the event loop."""
+
+    def __init__(self, topics: ShardedTopics, located: Located) -> None:
+        self.catalog = ShardedCatalog(located.shards)
+        self._parts = KnownParts(located, self.catalog)
+        self._topics = topics
+        self._located = located
+        self._shards = located.shards
+        self._members: ShardedMembers | None = None
+        self._cluster_id = ""
+        self._lines: dict[int, asyncio.Future[None]] = {}
+
+    async def start(self, settings: GroupSettings) -> None:
+        """Follow the other shards, and serve the members of groups here once all topics are known.
+
+        Call it before the gateway is created, when the shards of this process have recovered. It waits for the others.
+        """
+        self.catalog.start()
+        await self.catalog.whole()
+        self._cluster_id = await self._shards.call(_CLUSTER_SHARD, KafkaApi.cluster_id)
+        self.serve_members(settings)
+
+    async def stop(self) -> None:
+        """Follow no more."""
+        await self.catalog.stop()
+
+    # ------------------------------------------------------------------ the server
+
+    @property
+    def limits(self) -> Limits:
+        """See TopicsApi."""
+        return self._topics.limits
+
+    @property
+    def metrics(self) -> Counters:
+        """See TopicsApi."""
+        return self._topics.metrics
+
+    @property
+    def groups(self) -> Groups:
+        """See TopicsApi."""
+        return self._topics.groups
+
+    @property
+    def draining(self) -> bool:
+        """See TopicsApi."""
+        return self._topics.draining
+
+    def cluster_id(self) -> str:
+        """The id that shard 0 has."""
+        return self._cluster_id
+
+    def notify_on_drain(self, event: Settable) -> AbstractContextManager[None]:
+        """See TopicsApi."""
+        return self._topics.notify_on_drain(event)
+
+    def is_expiry_durable(self) -> bool:
+        """See TopicsApi, for the shards of this process: other ones answer once it is."""
+        return all(shard.api.is_expiry_durable() for shard in self._shards.local.values())
+
+    async def expiry_durable(self) -> None:
+        """See TopicsApi."""
+        for shard in list(self._shards.local.values()):
+            await shard.api.expiry_durable()
+
+    def serve_members(self, settings: GroupSettings) -> ShardedMembers:
+        """See TopicsApi."""
+        if self._members is None:
+            for shard in self._shards.local.values():
+                shard.api.serve_members(settings, self.catalog)
+            self._members = ShardedMembers(self._shards)
+        return self._members
+
+    # ------------------------------------------------------------------ topics
+
+    async def create_topic(
+        self,
+        name: str,
+        config: ConfigInput,
+        *,
+        principal: Principal,
+        partition_count: int | None = None,
+        kafka_configs: dict[str, str] | None = None,
+    ) -> bool:
+        """See TopicsApi."""
+        return await self._located.call(
+            name,
+            0,
+            TopicsApi.create_topic,
+            name,
+            config,
+            principal=principal,
+            partition_count=partition_count,
+            kafka_configs=kafka_configs,
+        )
+
+    async def put_topic(
+        self,
+        name: str,
+        config: ConfigInput,
+        *,
+        principal: Principal,
+        partition_count: int | None = None,
+        kafka_configs: dict[str, str] | None = None,
+    ) -> PutTopicReply:
+        """See TopicsApi."""
+        return await self._topics.put_topic(
+            name, config, principal=principal, partition_count=partition_count, kafka_configs=kafka_configs
+        )
+
+    async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
+        """See TopicsApi."""
+        return await self._topics.get_topic(name, touch=touch, partition=partition)
+
+    async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
+        """See TopicsApi."""
+        return await self._topics.delete_topic(name, if_empty=if_empty)
+
+    async def delete_records(self, request: DeleteRequest) -> DeleteReply:
+        """See TopicsApi."""
+        return await self._topics.delete_records(request)
+
+    # ------------------------------------------------------------------ logs
+
+    def here(self, topic: str, partition: int) -> TopicsApi | None:
+        """See KafkaShards; None also while its part of the topic is not made."""
+        shard = self._shards.local.get(self.catalog.shard(topic, partition))
+        return None if shard is None or shard.api.catalog.find(topic) is None else shard.api
+
+    def shard(self, topic: str, partition: int) -> int:
+        """See KafkaShards."""
+        return self.catalog.shard(topic, partition)
+
+    async def append(self, shard: int, batches: Sequence[NamedBatch], *, settle: bool) -> list[BatchOutcome]:
+        """See KafkaApi. A call that can't be sent at once lets no later one pass."""
+        before = self._lines.get(shard)
+        lacking = self._parts.lacking(shard, (batch.request.topic for batch in batches))
+        if before is None and not lacking and self._shards.can_send(shard):
+            return await self._shards.call(shard, KafkaApi.append, batches, settle=settle)
+        own = self._lines[shard] = asyncio.get_running_loop().create_future()
+        try:
+            if before is not None:
+                await asyncio.wait((before,))
+            if lacking:
+                await self._parts.make(shard, lacking)
+            return await self._shards.call(shard, KafkaApi.append, batches, settle=settle)
+        finally:
+            own.set_result(None)
+            if self._lines[shard] is own:
+                del self._lines[shard]
+
+    async def fetch(
+        self, shard: int, requests: Sequence[FetchRequest], *, max_bytes: int, min_bytes: int = 0, wait_ms: int = 0
+    ) -> list[FetchOutcome]:
+        """See KafkaApi."""
+        await self._parts.have(shard, (request.topic for request in requests))
+        return await self._shards.call(
+            shard, KafkaApi.fetch, requests, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms
+        )
+
+    async def offsets(self, shard: int, asked: Sequence[tuple[str, int, int]]) -> list[OffsetOutcome]:
+        """See KafkaApi."""
+        await self._known(shard, [topic for topic, _, _ in asked])
+        return await self._shards.call(shard, KafkaApi.offsets, asked)
+
+    async def producers(self, shard: int, asked: Sequence[tuple[str, int]]) -> list[ProducersOutcome]:
+        """See KafkaApi."""
+        await self._known(shard, [topic for topic, _ in asked])
+        return await self._shards.call(shard, KafkaApi.producers, asked)
+
+    async def sizes(self, shard: int, asked: Sequence[tuple[str, int]]) -> list[int]:
+        """See KafkaApi. A shard without its part has no records."""
+        return await self._shards.call(shard, KafkaApi.sizes, asked)
+
+    async def _known(self, shard: int, names: Sequence[str]) -> None:
+        """Have the shard know the topics, also those that were made a moment ago."""
+        refreshed = self.catalog.refresh(name for name in names if self.catalog.find(name) is None)
+        if refreshed is not None:
+            await refreshed
+        await self._parts.have(shard, names)
+
+    async def new_producer_id(self) -> int:
+        """See KafkaShards: each shard has every `count`th number, so that no two give the same."""
+        number = next(iter(self._shards.local), _CLUSTER_SHARD)
+        return await self._shards.call(number, KafkaApi.new_producer_id) * self._shards.count + number
