@@ -30,6 +30,7 @@ from topics_gateway.settings import GatewaySettings
 from topics_gateway.sql_endpoints import SqlEndpoints
 from topics_gateway.sse import query_token, serve
 from topics_gateway.topic_endpoints import TopicEndpoints
+from topics_gateway.transport import BrokenOffError
 from topics_gateway.watch_endpoints import WatchEndpoints
 from topics_gateway.websocket import PATH, WebSocketEndpoint, plain_request
 from topics_gateway.work_endpoints import WorkEndpoint
@@ -41,6 +42,7 @@ from topics_service.api.grpc.admin_servicer import Probed
 from topics_service.api.grpc.calls import Calls
 from topics_service.api.interfaces import Topics
 from topics_service.api.request_context import HEADER_BYTES, begin, current_request
+from topics_service.api.running import LostCallError
 from topics_service.engine.errors import Reason, TopicsError
 
 log: Final = logging.getLogger("topics.http")
@@ -171,7 +173,8 @@ class _Gateway(Starlette):
 
 
 class _Guard:
-    """Answers `internal` for any exception that nothing inside has turned into a reply."""
+    """Answers `internal` for any exception that nothing inside has turned into a reply, but for a call whose outcome is
+    unknown: that has no answer."""
 
     def __init__(self, http: ASGIApp) -> None:
         self._http = http
@@ -189,6 +192,8 @@ class _Guard:
             await self._http(scope, receive, noting_send)
         except PassedOnError:
             raise
+        except LostCallError:
+            raise BrokenOffError from None
         except Exception:
             if started:  # too late for a reply: the server logs it and breaks the response off
                 raise

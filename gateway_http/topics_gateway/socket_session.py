@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from itertools import islice
 from typing import Final
 
@@ -19,10 +20,12 @@ from topics_gateway.render import Parts
 from topics_gateway.request import ms_since
 from topics_gateway.socket_commands import Command, MalformedError, Subscribe, Unsubscribe, Write, read_command
 from topics_gateway.socket_frames import SocketFrames
+from topics_gateway.transport import BrokenOffError
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import authorize
 from topics_service.api.access.quota import Usage, count_refusal
 from topics_service.api.interfaces import Topics
+from topics_service.api.running import LostCallError
 from topics_service.api.topics import Submitted
 from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.errors import Reason, TopicsError, invalid
@@ -73,7 +76,7 @@ class SocketSession:
         self._usage = usage
         self._in_flight = 0  # of that
         self._gone = False  # the client
-        self._written = 0  # the newest ticket of its writes
+        self._unsettled: deque[Submitted] = deque()  # its writes that have no ack yet
         self._outbox = Outbox()
         self._sending = asyncio.Lock()
         self._followed: dict[str, _Subscription] = {}  # by place or pattern
@@ -82,8 +85,11 @@ class SocketSession:
         self._pumps: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Serve it. Everything that it held is released when this returns."""
-        ended = asyncio.Event()
+        """Serve it. Everything that it held is released when this returns.
+
+        Raises BrokenOffError when the outcome of a command is unknown.
+        """
+        ended, lost = asyncio.Event(), False
         try:
             with self._api.notify_on_drain(ended):
                 await self._serve(ended)
@@ -93,11 +99,15 @@ class SocketSession:
                 await self._send({"type": "websocket.close", "code": _SERVICE_RESTART, "reason": reason})
         except* ConnectionError:
             pass  # it left while something was sent
+        except* LostCallError:
+            lost = True
         finally:
             for subscription in list(self._subscriptions):
                 self._close(subscription)
             if self._usage is not None:
                 self._usage.in_flight -= self._in_flight
+        if lost:
+            raise BrokenOffError
 
     async def _serve(self, ended: asyncio.Event) -> None:
         if self._api.draining:
@@ -160,6 +170,8 @@ class SocketSession:
             if error.reason is Reason.THROTTLED:
                 count_refusal(self._api.metrics.refusals, "websocket", error)
             self._answer(socket_frames.refusal(command.request_id, error))
+        except LostCallError:
+            raise
         except Exception:
             log.exception("WebSocket command failed")
             self._answer(socket_frames.refusal(command.request_id, internal()))
@@ -191,10 +203,11 @@ class SocketSession:
         except BaseException:
             self._answered()
             raise
-        self._written = max(self._written, submitted.ticket)
+        self._unsettled.append(submitted)
 
         async def acked() -> bytes:
             text = await self._settled(submitted, request_id, seqs=seqs, started=started)
+            self._unsettled.popleft()
             self._answered()
             return text
 
@@ -211,6 +224,8 @@ class SocketSession:
             reply = await self._api.settle(submitted)
         except TopicsError as error:
             return socket_frames.refusal(request_id, error)
+        except LostCallError:
+            raise
         except Exception:
             log.exception("WebSocket publish failed")
             return socket_frames.refusal(request_id, internal())
@@ -218,8 +233,7 @@ class SocketSession:
 
     async def _subscribe(self, command: Subscribe) -> None:
         authorize(self._principal, _WATCH, "", self._api.observers)
-        with suppress(TopicsError):  # of a write that failed its ack tells
-            await self._api.settled(self._written)  # it comes after the client's own writes
+        await self._api.settle_all(self._unsettled)  # it comes after the client's own writes
         wanted = command.request.topics
         if not wanted:
             raise invalid("subscribe needs topic or topics")

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from topics_service.engine.errors import Reason, TopicsError
 from topics_shards.calls import CALLS, READS
@@ -68,13 +69,30 @@ class RemoteShards(Shards):
                 return result
             except GoneError:
                 if not remote.is_read:
-                    raise LostCallError(f"the process of shard {shard} is gone") from None
+                    raise _lost(shard) from None
             except NotHereError:
                 deadline = deadline or self._deadline()
                 await self._asked_again(shard, deadline)
             local = self.local.get(shard)
             if local is not None:  # it has moved here
                 return await method(local.of(method), *args, **kwargs)
+
+    async def begin(
+        self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> "asyncio.Future[R]":
+        """See Shards."""
+        if shard in self.local:
+            return await super().begin(shard, method, *args, **kwargs)
+        remote = self._methods[method]
+        body = _checked(remote, remote.encode_call(current_origin(), args, kwargs))
+        connection = self._connection(shard) or await self._reached(shard, self._deadline())
+        done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        try:
+            outgoing = connection.run(shard, remote, body)
+        except NotHereError:
+            raise _not_ready(shard) from None
+        outgoing.done.add_done_callback(partial(_begun, done, shard))
+        return done
 
     async def stream(
         self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
@@ -101,7 +119,7 @@ class RemoteShards(Shards):
                         return
                     yield item
             except GoneError:
-                raise LostCallError(f"the process of shard {shard} is gone") from None
+                raise _lost(shard) from None
             except NotHereError:
                 await self._asked_again(shard, deadline)
             finally:
@@ -144,6 +162,24 @@ class RemoteShards(Shards):
         if asyncio.get_running_loop().time() + _ASK_AGAIN_SECONDS > deadline:
             raise _not_ready(shard)
         await asyncio.sleep(_ASK_AGAIN_SECONDS)
+
+
+def _begun(done: "asyncio.Future[Any]", shard: int, outcome: "asyncio.Future[Any]") -> None:
+    """Pass on the outcome of a call that was begun."""
+    if done.done():
+        outcome.exception()
+        return
+    error = outcome.exception()
+    if error is None:
+        done.set_result(outcome.result())
+    elif isinstance(error, GoneError):
+        done.set_exception(_lost(shard))
+    else:
+        done.set_exception(_not_ready(shard) if isinstance(error, NotHereError) else error)
+
+
+def _lost(shard: int) -> LostCallError:
+    return LostCallError(f"the process of shard {shard} is gone")
 
 
 def _checked(method: RemoteMethod, body: bytes) -> bytes:

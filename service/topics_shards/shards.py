@@ -74,6 +74,16 @@ class Shards(ABC):
         A call whose outcome is unknown, since its process or node died meanwhile, raises LostCallError.
         """
 
+    async def begin(
+        self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> "asyncio.Future[R]":
+        """Begin a call as `call` makes it, and return once it is on its way; the future has its outcome.
+
+        Calls to one shard arrive in the order in which these return. Raises `not_ready` if it can't be sent. One that
+        did not reach the shard is not made again, which could change the order: it ends with `not_ready`.
+        """
+        return asyncio.ensure_future(self.call(shard, method, *args, **kwargs))
+
     @abstractmethod
     def stream(
         self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs

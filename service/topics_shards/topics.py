@@ -1,6 +1,6 @@
 """Calls on topics and records over all shards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from msgspec.structs import replace
@@ -39,6 +39,7 @@ from topics_shards.locating import Located
 from topics_shards.merging import topic_state, topics_page
 from topics_shards.queues import ShardedQueues
 from topics_shards.routers import ShardedRouters
+from topics_shards.submissions import Submissions
 from topics_shards.watches import ShardedWatches
 
 
@@ -67,6 +68,7 @@ class ShardedTopics:
         self._located = located
         self.groups = ShardedGroups(located, limits, observers)
         self.consumers = ShardedConsumers(located)
+        self._submissions = Submissions(located)
         self._waiting: set[Settable] = set()
         self.routers = ShardedRouters(located, observers, SystemClock())
         self.watches = ShardedWatches(located, self._admit, metrics.watch, overload_ms, watch_caps)
@@ -143,19 +145,19 @@ class ShardedTopics:
 
     async def submit(self, request: AppendRequest, *, principal: Principal) -> Submitted:
         """See TopicsApi."""
-        raise NotImplementedError
+        return await self._submissions.submit(request, principal=principal)
 
     async def settle(self, submitted: Submitted) -> AppendReply:
         """See TopicsApi."""
-        raise NotImplementedError
+        return await self._submissions.settle(submitted)
 
     def is_settled(self, submitted: Submitted) -> bool:
         """See TopicsApi."""
-        raise NotImplementedError
+        return self._submissions.is_settled(submitted)
 
-    async def settled(self, ticket: int) -> None:
+    async def settle_all(self, writes: Iterable[Submitted]) -> None:
         """See TopicsApi."""
-        raise NotImplementedError
+        await self._submissions.settle_all(writes)
 
     async def diff(self, request: DiffRequest) -> DiffReply:
         """See TopicsApi."""

@@ -20,7 +20,8 @@ from topics_service.api.bulk import read_bulk
 from topics_service.api.metrics.collector import Metrics
 from topics_service.api.observers import NO_OBSERVERS
 from topics_service.api.scheduling.commit import CommitStatistics
-from topics_service.api.watch_journal import is_token
+from topics_service.api.watch_journal import is_token, new_id
+from topics_service.api.watch_sessions import process_of
 from topics_service.api.watch_stream import SessionStream, WatchStream
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, Batch, BulkRequest, ConfigInput, DiffRequest
@@ -36,7 +37,7 @@ from topics_service.engine.watch.frames import (
 from topics_shards.health import LocalHealth
 from topics_shards.locating import Located
 from topics_shards.session_forwarding import ForwardedStream
-from topics_shards.shards import Shard
+from topics_shards.shards import LocalShards
 from topics_shards.topics import ShardedTopics
 
 A, B, C = (next(iter(names(shard))) for shard in range(3))
@@ -47,12 +48,12 @@ class World:
     """Three shards, and the API of a process that has one of them, or all."""
 
     def __init__(self, world: ShardsWorld, far: Collection[int], process: int = 0, processes: int = 1) -> None:
-        local = {number: Shard(api) for number, api in enumerate(world.apis) if number not in far}
-        self.shards = FarShards(world.shards, local)
+        local = {number: shard for number, shard in world.all_shards.items() if number not in far}
+        self.shards = FarShards(LocalShards(world.all_shards), local)
         self.shards.process, self.shards.processes = process, processes
         self.engines = world.engines
         self.metrics = Metrics(world.engines[0], CommitStatistics())
-        health = LocalHealth(world.apis)
+        health = LocalHealth([shard.api for shard in world.all_shards.values()])
         self.api = ShardedTopics(Located(self.shards), world.engines[0].limits, self.metrics, NO_OBSERVERS, health)
         self.writer = world.api
 
@@ -340,7 +341,8 @@ async def test_a_session_is_followed_through_another_process() -> None:
         for name in (A, B, C):
             await first.append(name, 2)
         session = await second.api.watches.create(watch(A, B, "t*"), principal=UNRESTRICTED)
-        assert re.fullmatch(r"wid_1-[A-Za-z0-9_-]{22}", session.wid)
+        assert re.fullmatch(r"wid_[A-Za-z0-9_-]{22}", session.wid)
+        assert process_of(session.wid) == 1
         with await first.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
             assert isinstance(stream, ForwardedStream)
             assert [(name, at.head_seq) for name, at in stream.positions.items()] == [(n, 2) for n in sorted((A, B, C))]
@@ -384,9 +386,10 @@ async def test_refusals_of_another_process() -> None:
 
         assert await reason(session.wid, key("two")) is Reason.UNAUTHORIZED
         assert await reason(session.wid, None) is Reason.UNAUTHORIZED
-        assert await reason("wid_1-" + 22 * "x") is Reason.NOT_FOUND
-        assert await reason("wid_7-" + 22 * "x") is Reason.NOT_FOUND
-        assert await reason("wid_" + 22 * "x") is Reason.NOT_FOUND
+        for process in (0, 1, 7):
+            assert await reason(f"wid_{new_id(16, process)}") is Reason.NOT_FOUND
+        for wid in ("wid_", "wid_" + 22 * "x", session.wid + "x", session.wid[:-1], "x"):
+            assert await reason(wid) is Reason.NOT_FOUND
         assert await first.api.watches.remove_all_sessions("one") == 1
         assert await reason(session.wid) is Reason.NOT_FOUND
 

@@ -44,6 +44,7 @@ class ShardsWorld:
         self.shards: Shards = LocalShards(shards) if wire is None else wire.shards(shards)
         self.wire = wire
         self.all_shards = shards
+        """Each of them, also those that calls go to through a socket."""
         self.located = located = Located(self.shards)
         for sql in sqls:
             sql.placements = SqlPlacements(located)

@@ -13,7 +13,7 @@ from topics_gateway.transport.registry import logger
 class BrokenOffError(Exception):
     """Raised by an application that can't answer, or not to the end: the client sees its connection close.
 
-    Nothing is logged. On HTTP/2 it is the stream that ends.
+    Nothing is logged. On HTTP/2 it is the stream that ends; a WebSocket ends without a close frame.
     """
 
 

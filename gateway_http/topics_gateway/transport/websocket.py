@@ -16,6 +16,7 @@ from websockets.protocol import OPEN, SERVER, Protocol
 from websockets.server import ServerProtocol
 
 from topics_gateway.transport.error_responses import JSON, STATUS_LINES, internal_error
+from topics_gateway.transport.exchange import BrokenOffError
 from topics_gateway.transport.h2rules import IDLE_BURST, IDLE_PER_SECOND
 from topics_gateway.transport.linger import Linger, end_side
 from topics_gateway.transport.registry import Registry, logger
@@ -450,6 +451,9 @@ class WebSocketProtocol(SlicedProtocol):
         except asyncio.CancelledError:
             self.transport.abort()
             raise
+        except BrokenOffError:
+            self.transport.abort()
+            return
         except Exception as error:
             if self._closing and isinstance(error, ConnectionError):
                 return  # it was sending while the client left

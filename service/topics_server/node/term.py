@@ -1,4 +1,4 @@
-"""The time in which a node owns the shard: its core, and the calls that it serves."""
+"""The time in which a node owns a shard: its core, and the calls that it serves."""
 
 import asyncio
 import contextlib
@@ -30,6 +30,7 @@ from topics_service.api.grpc.server import create_calls
 from topics_service.api.running import RunningCalls
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import TopicsError
+from topics_service.engine.placement import SQL_SHARD
 from topics_service.statistics import NodeStatistics
 from topics_service.storage.store import StoreLostError
 
@@ -74,7 +75,7 @@ class Term:
             window=resources.settings.cluster_window,
             linger=resources.settings.cluster_linger_ms / 1000,
         )
-        uploader.statistics.latency = statistics.puts
+        uploader.statistics.latency = statistics.shards[ownership.shard].puts
         store.own(uploader)
         self.uploader = uploader
         self.gate = ReadGate(session, bucket, uploader, ownership.nonce)
@@ -114,7 +115,8 @@ class Term:
         stored = self._store.take_catalog()
         await maintenance.recover(self.core.engine, asyncio.Event(), self._store.life, stored)
         maintenance.log_ready(self.core.engine)
-        self.core.recovered()
+        if self.ownership.shard == SQL_SHARD:  # it has the users of CREATE USER
+            self.core.recovered()
 
     def position(self) -> Standpoint:
         """The position behind everything that was written."""

@@ -25,14 +25,12 @@ from topics_service.api.scheduling.commit import Commit
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
 from topics_service.engine.placement import Place
-from topics_service.storage import shardfiles
 from topics_service.storage.holding import Hold
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
 from topics_shards.topics import ShardedTopics
 
 _AT_ONCE: Final = 8  # stores that are opened or closed
-_MIN_TABLES: Final = 32  # that a store may keep open
 _OTHERS_SECONDS: Final = 2.0  # beyond the drain, for the other processes to be done as well
 _HEALTH_SECONDS: Final = 0.1
 
@@ -98,11 +96,10 @@ class ShardedServer(Serving):
             settings = replace(self._settings, memory_bytes=self._settings.memory_bytes // processes)
             resources = Resources.open(settings, opens_store=False, shares_ports=self._share is not None)
             stack.callback(resources.close, is_sound=True)
-            tables = max(_MIN_TABLES, resources.tables // len(shards))
-            paths = [self._of_shard(resources, shard).settings for shard in shards]
+            parts = [resources.for_shard(shard, len(shards)) for shard in shards]
             stack.callback(self._close_stores)
             with ThreadPoolExecutor(_AT_ONCE) as pool:
-                opening = [pool.submit(open_store, each, tables) for each in paths]
+                opening = [pool.submit(open_store, each.settings, each.tables) for each in parts]
                 wait(opening)
                 for shard, opened in zip(shards, opening, strict=True):
                     if opened.exception() is None:
@@ -111,13 +108,6 @@ class ShardedServer(Serving):
                 opened.result()
             self._resources = resources
             stack.pop_all()
-
-    def _of_shard(self, resources: Resources, shard: int) -> Resources:
-        settings = resources.settings
-        path = shardfiles.directory(settings.data_path, shard)
-        return resources.with_settings(
-            replace(settings, data_dir=str(path), memory_bytes=self._settings.memory_bytes // self._count)
-        )
 
     async def startup(self) -> None:
         """Listen, recover, serve. Health probes are answered during recovery; Kafka is listened on after it.
@@ -130,7 +120,7 @@ class ShardedServer(Serving):
         board = Board(self._count) if self._share is None else self._share.board
         cores = {
             shard: Core(
-                self._of_shard(resources, shard),
+                resources.for_shard(shard, len(self._stores)),
                 self._clock,
                 store,
                 authorizer=authorizer,

@@ -1,6 +1,6 @@
 """The calls that protocols make, whether one engine answers them or several."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -303,8 +303,8 @@ class Topics(Protocol):
         """True if `settle` returns without waiting."""
         ...
 
-    async def settled(self, ticket: int) -> None:
-        """Return once all writes up to `ticket` are visible. Raises `internal` if they can't be made durable."""
+    async def settle_all(self, writes: Iterable[Submitted]) -> None:
+        """Return once each of these writes is visible, or has failed."""
         ...
 
     async def diff(self, request: DiffRequest) -> DiffReply:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Final, Protocol
@@ -105,6 +105,7 @@ class TopicsApi:
         self._commit = commit
         self._pressure = pressure or Pressure()
         self._waiting: set[Settable] = set()
+        self._turns: dict[tuple[str, int], asyncio.Future[object]] = {}  # the ends of `submit` under way
         self._batcher = WriteBatcher(self._append_batched, _MAX_BATCHED)
         self.membership: MembershipApi | None = None
         """The calls of group members, once they are served."""
@@ -173,6 +174,7 @@ class TopicsApi:
             observers=self.observers,
             timeout_seconds=timeout_seconds,
         )
+        self.sql.parts = self.parts
         self.metrics.caches["plans"] = self.sql.plans
         return self.sql
 
@@ -219,9 +221,9 @@ class TopicsApi:
                 applied["topic_id"] = reply.identity.topic_id
                 applied["partition_count"] = reply.identity.partition_count
                 applied["topics.created"] = reply.created
-            await self._settle(ticket)
             if engine.parts.pending:
                 await self.parts.finish(name)
+            await self._settle(ticket)
             facts["created"] = reply.created
         return reply
 
@@ -278,9 +280,9 @@ class TopicsApi:
             except TopicsError:
                 await self.expiry_durable(name)
                 raise
-            await self._settle(ticket)
             if engine.parts.pending:
                 reply.routers_removed = sorted({*reply.routers_removed, *await self.parts.finish(name)})
+            await self._settle(ticket)
             facts |= {"deleted": reply.deleted, "routers_removed": reply.routers_removed}
         return reply
 
@@ -376,6 +378,34 @@ class TopicsApi:
     def is_settled(self, submitted: Submitted) -> bool:
         """True if `settle` returns without waiting."""
         return self._commit.covers(submitted.ticket)
+
+    async def settle_all(self, writes: Iterable[Submitted]) -> None:
+        """Return once each of these writes is visible, or has failed."""
+        with suppress(TopicsError):
+            await self._settle(max((each.ticket for each in writes), default=0))
+
+    async def publish(self, request: AppendRequest, *, principal: Principal) -> AppendReply:
+        """`submit` and `settle`: writes to one partition take effect in the order of these calls, as those of a client
+        that submits one after the other."""
+        place, before = (request.topic, request.partition), None
+        if self._turns:
+            before = self._turns.get(place)
+        turn = self._turns[place] = asyncio.get_running_loop().create_future()
+        try:
+            if before is not None:
+                await asyncio.shield(before)
+            submitted = await self.submit(request, principal=principal)
+        finally:
+            is_last = self._turns.get(place) is turn
+            if before is not None and not before.done():  # cancelled before its turn
+                before.add_done_callback(turn.set_result)
+                if is_last:
+                    self._turns[place] = before
+            else:
+                turn.set_result(None)
+                if is_last:
+                    del self._turns[place]
+        return await self.settle(submitted)
 
     def check_write(self) -> None:
         """Raise the error that any write would get now, for protocols that do much work before they append."""

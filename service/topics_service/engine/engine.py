@@ -621,7 +621,7 @@ class Engine:
                 f'topic "{topic.name}" has {counted(topic.partition_count, "partition")}; they can\'t be removed',
                 {"topic": topic.name, "partition_count": topic.partition_count},
             )
-        if self.routers.touching(topic.name):
+        if self.routers.is_end(topic.name):
             raise invalid(f'"{topic.name}" is an end of a router, which has one partition')
         self.catalog.check_capacity(self.parts.local(topic, count) - len(topic.logs))
 

@@ -22,7 +22,7 @@ from topics_service.api.grpc.status import failure
 from topics_service.api.memory_wait import wait_for
 from topics_service.api.observers import NO_OBSERVERS, Observers
 from topics_service.api.request_context import RequestContext
-from topics_service.api.running import RunningCalls
+from topics_service.api.running import LostCallError, RunningCalls
 from topics_service.engine.errors import Reason, TopicsError, invalid
 
 log = logging.getLogger("topics.grpc")
@@ -31,6 +31,9 @@ Refusals = Counter[tuple[str, str]]
 
 # The call already has a status, or its client has left: nothing more can be sent.
 _OVER: Final = (grpc.aio.AbortError, grpc.aio.InternalError)
+
+_BROKEN_OFF: Final = (grpc.StatusCode.UNAVAILABLE, "the server broke the call off")
+"""The status of a call that may have had its effect or not."""
 
 # A large message takes its size three times: as bytes, as a message and as columns.
 _DECODED: Final = 3
@@ -71,7 +74,7 @@ class _CallContext:
     async def cancelled(self, context: Context) -> None:
         """End a call that was broken off. Without a status, its client would wait for its deadline."""
         if self._running is not None and self._running.is_broken_off():
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server broke the call off")
+            await context.abort(*_BROKEN_OFF)
 
     def leave(self) -> None:
         """Release the resources of the call. Idempotent."""
@@ -423,6 +426,8 @@ def _check(request: object) -> None:
 
 
 async def _abort(context: Context, call_context: _CallContext, error: Exception) -> NoReturn:
+    if isinstance(error, LostCallError):
+        await context.abort(*_BROKEN_OFF)
     if not isinstance(error, TopicsError):
         log.error("%s failed", call_context.method, exc_info=error)
         error = TopicsError(Reason.INTERNAL, "internal error")

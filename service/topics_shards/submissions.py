@@ -1,0 +1,109 @@
+"""Writes that are taken in before those ahead of them are durable, at whichever shard each belongs."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+from topics_service.api.access.auth import Principal
+from topics_service.api.topics import Submitted, TopicsApi
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.model import AppendReply, AppendRequest
+from topics_service.engine.redirects import ElsewhereError
+from topics_shards.locating import Located
+
+_MAX_KNOWN: Final = 65_536
+
+
+class Submission(Submitted, kw_only=True):
+    """A write at a shard of this process, which is `at`, or on its way to another one."""
+
+    at: TopicsApi | None = None
+    sent: asyncio.Future[AppendReply] | None = None
+
+
+class Submissions:
+    """The calls `submit` and `settle` of all shards.
+
+    The first write to a topic is made as a whole, since its shard may be another one than its name says. Those behind
+    it go to that shard without waiting for each other.
+    """
+
+    def __init__(self, located: Located) -> None:
+        self._located = located
+        self._known: OrderedDict[str, None] = OrderedDict()
+
+    async def submit(self, request: AppendRequest, *, principal: Principal) -> Submitted:
+        """See TopicsApi; what a shard of another process refuses, `settle` raises."""
+        topic = request.topic
+        if topic not in self._known:
+            return await self._first(request, principal)
+        shards = self._located.shards
+        shard = self._located.shard(topic, request.partition)
+        local = shards.local.get(shard)
+        if local is not None:
+            taken = await local.api.submit(request, principal=principal)
+            return Submission(
+                ticket=taken.ticket, reply=taken.reply, error=taken.error, written=taken.written, at=local.api
+            )
+        sent = await shards.begin(shard, TopicsApi.publish, request, principal=principal)
+        sent.add_done_callback(_noted)
+        return Submission(sent=sent)
+
+    async def settle(self, submitted: Submitted) -> AppendReply:
+        """See TopicsApi."""
+        try:
+            if isinstance(submitted, Submission):
+                if submitted.sent is not None:
+                    return await submitted.sent
+                if submitted.at is not None:
+                    return await submitted.at.settle(submitted)
+            if submitted.error is not None:
+                raise submitted.error
+        except ElsewhereError as error:
+            self._known.pop(error.name, None)
+            message = f'topic "{error.name}" was made again in another shard'
+            raise TopicsError(Reason.NOT_READY, message) from None  # later writes may be there already
+        except TopicsError as error:
+            if error.reason is Reason.TOPIC_NOT_FOUND and error.detail is not None:
+                self._known.pop(error.detail.get("topic", ""), None)
+            raise
+        assert submitted.reply is not None, "it is one or the other"
+        return submitted.reply
+
+    def is_settled(self, submitted: Submitted) -> bool:
+        """See TopicsApi."""
+        if not isinstance(submitted, Submission):
+            return True
+        if submitted.sent is not None:
+            return submitted.sent.done()
+        return submitted.at is None or submitted.at.is_settled(submitted)
+
+    async def settle_all(self, writes: Iterable[Submitted]) -> None:
+        """See TopicsApi."""
+        for each in tuple(writes):
+            with suppress(TopicsError):
+                if isinstance(each, Submission) and each.sent is not None:
+                    await asyncio.wait((each.sent,))  # another one waits for it too
+                await self.settle(each)
+
+    async def _first(self, request: AppendRequest, principal: Principal) -> Submitted:
+        try:
+            reply = await self._located.call(
+                request.topic, request.partition, TopicsApi.append, request, principal=principal
+            )
+        except TopicsError as error:
+            if error.reason in (Reason.FORBIDDEN, Reason.SHUTTING_DOWN, Reason.NOT_READY):
+                raise
+            return Submitted(error=error)
+        self._known[request.topic] = None
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+        return Submitted(reply=reply)
+
+
+def _noted(sent: "asyncio.Future[AppendReply]") -> None:
+    """Take note of an outcome that nobody may wait for: its client can be gone."""
+    if not sent.cancelled():
+        sent.exception()
