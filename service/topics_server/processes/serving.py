@@ -152,7 +152,7 @@ class ShardedServer(Serving):
                 core.recovered()
             core.api.metrics.recovery_seconds = time.monotonic() - began
             if core.engine.recovered >= 1:
-                core.api.parts.resume()
+                served.recovered(core)
         maintenance.log_ready(*(core.engine for core in cores.values()))
         served.health.write()
         self._background += [
