@@ -48,6 +48,7 @@ class _Outbox:
         self.shard = shard
         self.pending: dict[Key, None] = {}
         self.session = 0  # none: all positions have to be told
+        self.is_complete = False  # all were told in the session
         self.noted = self.told = 0  # moves, counted
         self.work = asyncio.Event()
         self.urgent = asyncio.Event()
@@ -57,7 +58,7 @@ class _Outbox:
         """Note that a position has moved; returns the number of the move."""
         if len(self.pending) >= _MAX_PENDING and key not in self.pending:
             self.pending.clear()
-            self.session = 0
+            self.session, self.is_complete = 0, False
         self.pending[key] = None
         self.noted += 1
         self.work.set()
@@ -95,7 +96,7 @@ class HoldTeller:
         self._engine = engine
         self._settle = settle
         self._located = located
-        self._patience = patience_seconds
+        self.patience_seconds = patience_seconds
         self._outboxes = {each: _Outbox(each) for each in range(located.shards.count) if each != shard}
         self._moves: dict[int, int] = {}
         self._refused: dict[Key, None] = {}
@@ -135,7 +136,7 @@ class HoldTeller:
         """See Teller."""
         late = [(self._outboxes[shard], number) for shard, number in moves.items()]
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self.patience_seconds):
                 for outbox, number in late:
                     await outbox.wait(number)
         except TimeoutError:
@@ -147,8 +148,9 @@ class HoldTeller:
 
     @property
     def untold(self) -> int:
-        """The number of moves that other shards have not confirmed yet."""
-        return sum(outbox.noted - outbox.told for outbox in self._outboxes.values()) + len(self._refused)
+        """The number of moves that other shards have not confirmed yet, and of shards that have not been told all."""
+        boxes = self._outboxes.values()
+        return sum(box.noted - box.told + (not box.is_complete) for box in boxes) + len(self._refused)
 
     # --- internals
 
@@ -177,7 +179,8 @@ class HoldTeller:
                     outbox.shard,
                     error,
                 )
-                outbox.session = 0
+                outbox.session, outbox.is_complete = 0, False
+                outbox.work.set()
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LONGEST_DELAY)
 
@@ -217,6 +220,7 @@ class HoldTeller:
         if outbox.session != session:
             outbox.work.set()  # there was more than it may hold: all are told once more
             return
+        outbox.is_complete = True
         outbox.advance(noted)
 
     def _all_of(self, shard: int) -> dict[Key, None]:
