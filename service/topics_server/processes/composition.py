@@ -23,6 +23,7 @@ from topics_service.api.scheduling.pressure import Pressure
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.placement import SQL_SHARD
+from topics_shards.holds import HoldTeller
 from topics_shards.kafka import ShardedKafka
 from topics_shards.locating import Located
 from topics_shards.process import ProcessApi, ProcessObjects
@@ -63,6 +64,7 @@ class Composition:
         self._server: ShardServer | None = None
         self._process: ProcessObjects | None = None
         self._pullers: list[Puller] = []
+        self._tellers: list[HoldTeller] = []
         apis = [core.api for core in cores.values()]
         sources = process_sources(lag, authorizer, resources.traces.statistics)
         metrics = ProcessMetrics([api.metrics for api in apis], sources, self._reports)
@@ -90,7 +92,7 @@ class Composition:
         metrics.watch_lag = self.api.watches.lag
         if self._process is not None:
             self._process.add(ProcessApi(metrics.report, authorizer.users), self.api.watches)
-        self.api.sql = ShardedSql(located, apis[0].consumers)
+        self.api.sql = ShardedSql(located, self.api.consumers)
         self._kafka = ShardedKafka(self.api, located)
         self._kafka_groups = settings.kafka.groups
         for api in apis:
@@ -126,6 +128,7 @@ class Composition:
     def recovered(self, core: Core) -> None:
         """Begin what a shard does by itself. Call it once its engine has recovered."""
         core.api.parts.resume()
+        self._tellers.append(HoldTeller.serve(core.engine.parts.place.shard, core.engine, core.api, self._located))
         puller = Puller(self._located, core.api.routers, core.engine.routers, SystemClock())
         puller.start()
         self._pullers.append(puller)
@@ -147,7 +150,7 @@ class Composition:
         await self._kafka.stop()
         for core in self.cores.values():
             core.api.parts.stop()
-        await asyncio.gather(*(puller.stop() for puller in self._pullers))
+        await asyncio.gather(*(each.stop() for each in self._pullers), *(each.stop() for each in self._tellers))
         if self._server is not None:
             await self._server.drain(_RETRY_SECONDS)
         for channel in self._channels.values():
