@@ -95,3 +95,23 @@ async def test_places_outlive_a_restart() -> None:
         redirect = again.catalog.redirects.find(NAME)
         assert redirect is not None
         assert redirect.shard == SQL_SHARD
+
+
+async def test_a_definition_reaches_the_parts_of_its_topic() -> None:
+    async with open_shards(3) as world:
+        await world.sql("CREATE TOPIC app.news PARTITIONS 2")
+        assert await world.located.extend("app.news", 2)
+        await world.sql("ALTER TOPIC app.news SET (durability = 'fsync')")
+        topics = [engine.catalog.topics["app.news"] for engine in world.engines if engine.has_topic("app.news")]
+        assert len(topics) >= 2
+        assert {topic.config.durability for topic in topics} == {"fsync"}
+        await world.sql("DROP TOPIC app.news")
+        assert not any(engine.has_topic("app.news") for engine in world.engines)
+
+
+async def test_sql_does_not_define_a_topic_of_another_shard_that_it_knows() -> None:
+    async with open_shards(3) as world:
+        await world.api.put_topic(NAME, ConfigInput(), principal=UNRESTRICTED)
+        assert await world.located.extend(NAME, SQL_SHARD)
+        for text in (f"DROP TOPIC {NAME}", f"ALTER TOPIC {NAME} SET (durability = 'fsync')"):
+            await refused(world, Reason.CROSS_SHARD, text)

@@ -440,6 +440,8 @@ class Engine:
     def diff(self, request: DiffRequest) -> DiffReply:
         """Read one page after a cursor, without waiting. See TopicsApi.diff."""
         topic, now, limits = self.catalog.visible(request.topic), self._clock.now_ms(), self.limits
+        if request.topic_id and request.topic_id != topic.topic_id:
+            raise topic_recreated(request.topic, topic.topic_id)
         log = topic.partition(request.partition)
         topic.touch(now)
         s = log.visible(topic.config, now)
