@@ -20,7 +20,7 @@ from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.offsets.mirrors import Told, revision_of
 from topics_service.engine.offsets.positions import Group, Place
 from topics_service.engine.topic import Topic
-from topics_shards.consumers import ShardedPositions
+from topics_shards.consumers import ShardedConsumers, ShardedPositions
 from topics_shards.locating import Located
 
 log: Final = logging.getLogger("topics.shards")
@@ -105,10 +105,14 @@ class HoldTeller:
 
     @classmethod
     def connect(cls, shard: int, engine: Engine, api: TopicsApi, located: Located) -> "HoldTeller":
-        """Let the calls on groups and of consumers in a shard of this process reach the other shards; `start` comes next,
-        once the engine has recovered."""
+        """Let the calls on groups and of consumers in a shard of this process reach the other shards.
+
+        `start` comes next, once the engine has recovered.
+        """
         teller = api.positions.teller = cls(shard, engine, api.settled, located)
         api.consumers.positions = ShardedPositions(located)
+        if api.sql is not None:
+            api.sql.consumers = ShardedConsumers(located)
         return teller
 
     def start(self) -> None:
