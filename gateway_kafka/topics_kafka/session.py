@@ -267,7 +267,7 @@ class Session:
                 error = request.future.exception()
                 if isinstance(error, LostCallError):  # the client learns as little as if the broker had died
                     self._forget(request, "gone")
-                    self._end("failed", "%s: %s", request.api.name, error)
+                    self._end("failed", "%s may have had its effect or not: %s", request.api.name, error)
                     return
                 if error is not None:
                     extra = {"request": KafkaRequest(self._context.peer, request.correlation).text}

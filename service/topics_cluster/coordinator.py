@@ -34,6 +34,12 @@ class Node(Struct, frozen=True, kw_only=True):
     """The oldest and the newest version of the log that it reads."""
     cluster: str = ""
     """The id of its cluster."""
+    shards: int = 1
+    """The number of shards that it knows the cluster to have."""
+    capacity: int = 1
+    """The weight of its share of the shards."""
+    warm: tuple[int, ...] = ()
+    """The shards that it owns, or follows and has caught up with."""
 
 
 class Owner(Struct, frozen=True, kw_only=True):
@@ -53,6 +59,8 @@ class View(Struct, frozen=True, kw_only=True):
     """By shard."""
     wanted: Mapping[int, str]
     """The node that an operator wants to own a shard."""
+    drained: frozenset[str] = frozenset()
+    """The nodes that are to own none."""
 
 
 def boottime() -> float:
@@ -77,8 +85,12 @@ class Session(Protocol):
         """
         ...
 
+    def holds_until(self, shard: int) -> float:
+        """The same for one shard, whatever becomes of the others."""
+        ...
+
     async def register(self, node: Node) -> None:
-        """Put the node's entry."""
+        """Put the node's entry, in place of one that it has put before."""
         ...
 
     async def claim(self, shard: int, seen: Owner | None, mine: Owner) -> bool:
@@ -113,6 +125,10 @@ class Coordinator(Protocol):
 
     async def want(self, shard: int, node: str | None) -> None:
         """Note, or forget (None), which node shall own a shard."""
+        ...
+
+    async def drain(self, node: str, *, is_drained: bool) -> None:
+        """Note, or forget, that a node is to own no shard."""
         ...
 
     async def close(self) -> None:

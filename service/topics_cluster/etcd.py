@@ -31,8 +31,8 @@ _log = logging.getLogger("topics.cluster")
 class EtcdCoordinator:
     """A Coordinator on the members of an etcd, each as host:port; see Members for TLS and users.
 
-    Its keys, below `/topics/<cluster>/`: `nodes/<node>` and `owner/<shard>`, which end with their node's lease, and
-    `want/<shard>`. Values are JSON. An entry that can't be read is as none, and the log names it.
+    Its keys, below `/topics/<cluster>/`: `nodes/<node>` and `owner/<shard>`, which end with their node's lease,
+    `want/<shard>` and `drain/<node>`. Values are JSON. An entry that can't be read is as none, and the log names it.
     """
 
     def __init__(
@@ -67,17 +67,22 @@ class EtcdCoordinator:
         nodes: dict[str, Node] = {}
         owners: dict[int, Owner] = {}
         wanted: dict[int, str] = {}
+        drained: set[str] = set()
         for entry in found.kvs:
             kind, _, name = entry.key.decode(errors="replace")[len(self._prefix) :].partition("/")
             if kind == "nodes":
                 if node := _decoded(entry, Node):
                     nodes[name] = node
+            elif kind == "drain":
+                drained.add(name)
             elif kind in ("owner", "want") and name.isdecimal():
                 if kind == "want":
                     wanted[int(name)] = entry.value.decode(errors="replace")
                 elif owner := _decoded(entry, Owner):
                     owners[int(name)] = owner
-        return View(revision=found.header.revision, nodes=nodes, owners=owners, wanted=wanted)
+        return View(
+            revision=found.header.revision, nodes=nodes, owners=owners, wanted=wanted, drained=frozenset(drained)
+        )
 
     async def watch(self) -> AsyncIterator[View]:
         """See Coordinator.
@@ -130,12 +135,20 @@ class EtcdCoordinator:
 
     async def want(self, shard: int, node: str | None) -> None:
         """See Coordinator."""
-        key = f"{self._prefix}want/{shard}"
+        await self._note(f"want/{shard}", node)
+
+    async def drain(self, node: str, *, is_drained: bool) -> None:
+        """See Coordinator."""
+        await self._note(f"drain/{node}", "1" if is_drained else None)
+
+    async def _note(self, name: str, value: str | None) -> None:
+        """Put an entry without a lease, or remove it (None)."""
+        key = self._prefix + name
 
         async def change(member: Member, seconds: float) -> Any:
-            if node is None:
+            if value is None:
                 return await member.kv.delete(key, timeout=seconds)
-            return await member.kv.put(key, node, timeout=seconds)
+            return await member.kv.put(key, value, timeout=seconds)
 
         await self._members.ask(change)
 
@@ -167,6 +180,10 @@ class EtcdSession:
     def valid_until(self) -> float:
         """See Session."""
         return self._until if all(lease == self._lease for lease in self._claims.values()) else 0.0
+
+    def holds_until(self, shard: int) -> float:
+        """See Session."""
+        return self._until if self._claims.get(shard, self._lease) == self._lease else 0.0
 
     async def begin(self) -> None:
         """Begin the lease and its renewal. Raises CoordinatorError."""
@@ -289,7 +306,7 @@ class EtcdSession:
 
 
 def _entries(view: View) -> tuple[object, ...]:
-    return view.nodes, view.owners, view.wanted
+    return view.nodes, view.owners, view.wanted, view.drained
 
 
 def _decoded(entry: Any, kind: type[T]) -> T | None:

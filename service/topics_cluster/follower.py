@@ -70,6 +70,8 @@ class Follower:
         self._tail = self._begun()
         self.reached = float("-inf")
         """The time at which the bucket answered last, by the loop's clock."""
+        self.patience: Callable[[], float] = lambda: _POLL_SECONDS
+        """Returns how long to wait for a notice before the next look."""
         self._noticed = 0
         self._notice = asyncio.Event()
 
@@ -92,7 +94,7 @@ class Follower:
             self._notice.set()
 
     async def run(self) -> None:
-        """Follow until cancelled: after each notice, and once a second without any. Waits where the bucket is away.
+        """Follow until cancelled: after each notice, and after `patience` without any. Waits where the bucket is away.
         Meanwhile the store's catalog is made ready for a takeover.
 
         Raises StoreError and the errors of `check` and `Tail.read`: the store is of no use then.
@@ -121,7 +123,7 @@ class Follower:
             except BucketError as error:
                 log.warning("can't follow the log of shard %d, trying again: %s", self.shard, error)
             try:
-                async with asyncio.timeout(_POLL_SECONDS):
+                async with asyncio.timeout(self.patience()):
                     await self._notice.wait()
             except TimeoutError:
                 pass

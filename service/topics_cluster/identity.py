@@ -10,7 +10,8 @@ from topics_cluster.bucket import Bucket
 
 NAME: Final = "cluster.json"
 FORMAT: Final = 1
-_SHARDS: Final = 1
+MAX_SHARDS: Final = 64
+"""The most shards that a cluster can be made with."""
 
 
 class IdentityError(Exception):
@@ -30,14 +31,14 @@ def encode(identity: Identity) -> bytes:
     return msgspec.json.encode(identity) + b"\n"
 
 
-def make() -> Identity:
+def make(shards: int = 1) -> Identity:
     """A new one."""
-    return Identity(format=FORMAT, shards=_SHARDS, id=secrets.token_hex(16))
+    return Identity(format=FORMAT, shards=shards, id=secrets.token_hex(16))
 
 
-async def create(bucket: Bucket) -> bool:
+async def create(bucket: Bucket, shards: int = 1) -> bool:
     """Make the prefix a cluster; return False if it is one already. Raises BucketError."""
-    return await bucket.create(NAME, [encode(make())])
+    return await bucket.create(NAME, [encode(make(shards))])
 
 
 async def load(bucket: Bucket) -> Identity:
@@ -49,9 +50,9 @@ async def load(bucket: Bucket) -> Identity:
         found = msgspec.json.decode(data, type=Identity)
     except (ValueError, RecursionError) as error:
         raise IdentityError(f"{NAME} is damaged: {error}") from None
-    if found.format != FORMAT or found.shards != _SHARDS:
+    if found.format != FORMAT or not 1 <= found.shards <= MAX_SHARDS:
         raise IdentityError(
-            f"the cluster has the format {found.format} and {found.shards} shards, this version knows {FORMAT} and "
-            f"{_SHARDS}: use a later version of topics"
+            f"the cluster has the format {found.format} and {found.shards} shards, this version knows {FORMAT} and up "
+            f"to {MAX_SHARDS}: use a later version of topics"
         )
     return found

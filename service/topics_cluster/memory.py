@@ -100,6 +100,7 @@ class MemoryEntries:
         self.nodes: dict[str, tuple[Node, Lease]] = {}
         self.owners: dict[int, tuple[Owner, Lease]] = {}
         self.wanted: dict[int, str] = {}
+        self.drained: set[str] = set()
         self._revision = 1
         self._changed = asyncio.Event()
 
@@ -115,6 +116,7 @@ class MemoryEntries:
             nodes={name: node for name, (node, _) in nodes.items()},
             owners={shard: owner for shard, (owner, _) in owners.items()},
             wanted=dict(self.wanted),
+            drained=frozenset(self.drained),
         )
 
     def touch(self) -> None:
@@ -128,6 +130,7 @@ class MemoryEntries:
         for _, lease in [*self.nodes.values(), *self.owners.values()]:
             lease.revoke()
         self.wanted.clear()
+        self.drained.clear()
         self.view()
         self._revision = 1
 
@@ -191,6 +194,12 @@ class MemoryCoordinator:
             self._entries.wanted[shard] = node
         self._entries.touch()
 
+    async def drain(self, node: str, *, is_drained: bool) -> None:
+        """See Coordinator."""
+        self.reach()
+        (self._entries.drained.add if is_drained else self._entries.drained.discard)(node)
+        self._entries.touch()
+
     async def close(self) -> None:
         """See Coordinator."""
         for session in self._sessions:
@@ -218,6 +227,11 @@ class MemorySession:
         """See Session."""
         self._renew()
         return min((lease.ends for lease in self._claims.values()), default=self._lease.ends)
+
+    def holds_until(self, shard: int) -> float:
+        """See Session."""
+        self._renew()
+        return self._claims.get(shard, self._lease).ends
 
     async def register(self, node: Node) -> None:
         """See Session."""

@@ -132,8 +132,10 @@ class ShardStore(RocksStore):
             return True
         return next(self.scan(Family.TOPICS, b"", b"\xff" * 16), None) is None
 
-    def join(self, cluster: str) -> None:
-        """Note the id of the cluster whose log it follows. Raises StoreError if it has followed that of another one."""
+    def join(self, cluster: str, shard: int = 0) -> None:
+        """Note the id of the cluster, and the shard whose log it follows. Raises StoreError if it has followed that of
+        another one."""
+        cluster = f"{cluster}/{shard}" if shard else cluster  # the first one has the bytes of a cluster with one
         found = self.get(Family.META, CLUSTER_KEY)
         if found is None:
             batch = RocksBatch(self._handles, self.usage)
@@ -141,7 +143,8 @@ class ShardStore(RocksStore):
             super().write(batch)
         elif found != cluster.encode():
             raise StoreError(
-                f"it has the data of another cluster, {found.decode(errors='replace')}, and this is {cluster}"
+                f"it has the data of another {'shard' if b'/' in found or shard else 'cluster'}, "
+                f"{found.decode(errors='replace')}, and this is {cluster}"
             )
 
     @property

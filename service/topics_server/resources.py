@@ -3,7 +3,8 @@
 import contextlib
 import copy
 import socket
-from typing import Self
+from dataclasses import replace
+from typing import Final, Self
 
 from topics_server import tracing
 from topics_server.audit import AuditFile
@@ -18,6 +19,8 @@ from topics_service.storage import shardfiles
 from topics_service.storage.boot import boot_id
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
+
+_LEAST_TABLES: Final = 32
 
 
 class Resources:
@@ -52,7 +55,7 @@ class Resources:
 
         Blocks for as long as RocksDB takes. Raises StartError.
         """
-        if opens_store or settings.cluster_store:
+        if opens_store:
             _check_unsharded(settings)
         self = cls()
         self.shares_ports = shares_ports
@@ -84,11 +87,14 @@ class Resources:
             self._stack = stack.pop_all()
         return self
 
-    def with_settings(self, settings: Settings) -> Self:
-        """The same files with other settings, for a part of a server. The original is to be closed."""
-        part = copy.copy(self)
-        part.settings = settings
-        return part
+    def for_shard(self, shard: int, count: int) -> Self:
+        """The resources of one of `count` shards in this process: the same, but with a directory of its own, and with
+        its part of the memory and of the open files. They end with these."""
+        made = copy.copy(self)
+        path = shardfiles.directory(self.settings.data_path, shard)
+        made.settings = replace(self.settings, data_dir=str(path), memory_bytes=self.settings.memory_bytes // count)
+        made.tables = max(_LEAST_TABLES, self.tables // count)
+        return made
 
     def close(self, *, is_sound: bool) -> StoreError | None:
         """Flush memory to disk and release everything. Blocks. Returns the error if the write failed.

@@ -71,7 +71,8 @@ def _check_cluster(settings: "Settings") -> None:
             f"other nodes can't reach {settings.node_host or 'an empty host'}: set TOPICS_CLUSTER_ADVERTISED to a host "
             "of this machine"
         )
-    for name, least, shown in (("lease_seconds", 1, "1"), ("window", 1, "1"), ("log_seconds", 3600, "1h")):
+    ones = ("lease_seconds", "window", "capacity", "followers")
+    for name, least, shown in (*((one, 1, "1") for one in ones), ("log_seconds", 3600, "1h")):
         if getattr(settings, f"cluster_{name}") < least:
             raise SettingsError(f"TOPICS_CLUSTER_{name.upper()} must be at least {shown}")
     if settings.cluster_linger_ms > _MOST_LINGER_MS:

@@ -204,35 +204,43 @@ _PUT_BOUNDS_US = (
     10_000_000,
 )
 
-NODE_ROLES = ("starting", "following", "taking_over", "owning", "handing_over")
-"""The roles of a node of a cluster for its shard."""
+NODE_ROLES = ("starting", "following", "taking_over", "owning", "handing_over", "absent")
+"""The roles of a node of a cluster for a shard; `absent` is that of one that keeps no replica of it."""
 
 
 @dataclass(slots=True)
-class NodeStatistics:
-    """A node of a cluster: its role for the shard, where it stands in the log of objects, and what it has done.
+class ShardStatistics:
+    """A shard at a node of a cluster: the node's role for it, where it stands in the log of objects, and what it did.
 
     `number` is that of the newest object that is acknowledged, at the owner, or applied, at a follower. `behind` counts
-    the objects that a follower knows of and has not applied, `followers` those of the owner that are caught up.
-    `follower_reads` are those that it has served from its own rows, `refused` the requests that the owner did not take
-    from it.
-    `lease_seconds` is what is left of the lease; below 0 it has ended, or etcd is away. `puts` are the times until the
-    object store had an object, in us.
+    the objects that a follower knows of and has not applied, `followers` those of the owner that are caught up. `puts`
+    are the times until the object store had an object, in us.
     """
 
     role: str = "starting"
     epoch: int = 0
     number: int = 0
     behind: int = 0
-    nodes: int = 0
     followers: int = 0
-    lease_seconds: float = 0.0
     unacknowledged_bytes: int = 0
     takeovers: int = 0
     handovers: int = 0
     fenced: int = 0
     probes: int = 0
+    puts: Histogram = field(default_factory=lambda: Histogram(_PUT_BOUNDS_US))
+
+
+@dataclass(slots=True)
+class NodeStatistics:
+    """A node of a cluster, and its shards by number.
+
+    `follower_reads` are reads that it has served from its own rows, `refused` the requests that owners did not take
+    from it. `lease_seconds` is what is left of the lease; below 0 it has ended, or etcd is away.
+    """
+
+    nodes: int = 0
+    lease_seconds: float = 0.0
     follower_reads: int = 0
     forwarded: Counter[str] = field(default_factory=Counter)
     refused: int = 0
-    puts: Histogram = field(default_factory=lambda: Histogram(_PUT_BOUNDS_US))
+    shards: list[ShardStatistics] = field(default_factory=lambda: [ShardStatistics()])

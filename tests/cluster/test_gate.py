@@ -22,7 +22,8 @@ class Parts:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.session: Any = SimpleNamespace(valid_until=102.0)
+        self.until = 102.0
+        self.session: Any = SimpleNamespace(holds_until=lambda _shard: self.until)
         self.bucket = MemoryBucket()
         self.uploader: Any = SimpleNamespace(shard=0, position=SimpleNamespace(number=17), next=20)
         self.gate = ReadGate(self.session, self.bucket, self.uploader, MINE, lambda: self.now)
@@ -42,7 +43,7 @@ async def test_it_is_open_until_shortly_before_the_end_of_the_lease(parts: Parts
     assert parts.gate.is_open
     parts.now = 102.0 - MARGIN_SECONDS
     assert not parts.gate.is_open
-    parts.session.valid_until = 104.0
+    parts.until = 104.0
     assert parts.gate.is_open
 
 

@@ -36,12 +36,12 @@ class Losing:
     def __init__(self, world: World, bucket: HeldBucket, owner: NodeServer, other: NodeServer) -> None:
         self.owner, self.other = owner, other
         self._world, self._bucket = world, bucket
-        self._held = objects.name(0, owner.statistics.number + 1)
+        self._held = objects.name(0, owner.statistics.shards[0].number + 1)
         bucket.fate = self._fate
 
     def _fate(self, name: str) -> Fate:
         is_writer = threading.current_thread().name == "log-uploader"
-        is_held = is_writer and name == self._held and self.other.statistics.role != "owning"
+        is_held = is_writer and name == self._held and self.other.statistics.shards[0].role != "owning"
         return "held" if is_held else "made"
 
     async def lose(self) -> None:
@@ -49,9 +49,9 @@ class Losing:
         await until(lambda: self._held in self._bucket.tried)
         coordinator = self._world.coordinators["a"]
         coordinator.reachable = False
-        await until(lambda: self.other.statistics.role == "owning")
+        await until(lambda: self.other.statistics.shards[0].role == "owning")
         coordinator.reachable = True
-        await until(lambda: self.owner.statistics.role == "following")
+        await until(lambda: self.owner.statistics.shards[0].role == "following")
 
     async def records(self) -> list[Any]:
         """The content of the topic in the end."""
@@ -68,7 +68,11 @@ async def losing(tmp_path: Path) -> AsyncIterator[Losing]:
     async with world.node("a", kafka_port="0") as a, world.node("b", kafka_port="0") as b, client(a) as http:
         body = {"records": [{"data": "early"}], "config": {"durability": "fsync"}}
         assert (await http.post(APPEND, json=body)).status_code in (200, 201)
-        await until(lambda: a.statistics.followers == 1 and a.statistics.number == b.statistics.number)
+        await until(
+            lambda: (
+                a.statistics.shards[0].followers == 1 and a.statistics.shards[0].number == b.statistics.shards[0].number
+            )
+        )
         yield Losing(world, bucket, a, b)
 
 

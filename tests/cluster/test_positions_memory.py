@@ -218,7 +218,7 @@ async def test_a_follower_that_is_behind_passes_the_read_on_and_its_stale_rows_a
             assert counted(b) == (1, 2)
             stale = await read(at_b, "t", "0")
             assert (len(stale.json()["records"]), stale.headers[POSITION]) == (1, first)
-        await until(lambda: b.statistics.number == a.statistics.number)
+        await until(lambda: b.statistics.shards[0].number == a.statistics.shards[0].number)
         assert len((await read(at_b, "t", position)).json()["records"]) == 2
         assert counted(b) == (3, 2)
 
@@ -348,10 +348,10 @@ async def test_reads_go_on_at_a_follower_while_there_is_no_owner(world: World) -
     async with world.node("a") as a, http(a) as at_a:
         position = await write(at_a, "t", {"data": 1})
         async with world.node("b") as b, http(b) as at_b:
-            await until(lambda: a.statistics.followers == 1)
+            await until(lambda: a.statistics.shards[0].followers == 1)
             assert len((await read(at_b, "t", position)).json()["records"]) == 1
             running: Any = b._running
-            running._place.elsewhere(None)
+            running.shards[0].place.elsewhere(None)
             reply = await asyncio.wait_for(read(at_b, "t", position), 5)
             assert len(reply.json()["records"]) == 1
 

@@ -91,7 +91,7 @@ async def no_answer(name: str) -> bytes | None:
 async def two(world: World, **settings: Any) -> AsyncIterator[tuple[NodeServer, NodeServer]]:
     """An owner, and a follower that is caught up."""
     async with world.node("a", **settings) as a, world.node("b", **settings) as b:
-        await until(lambda: a.statistics.followers == 1)
+        await until(lambda: a.statistics.shards[0].followers == 1)
         yield a, b
 
 
@@ -141,9 +141,9 @@ async def test_the_owner_names_its_followers_as_bulk_readers_to_any_node(world: 
     async with world.node("a") as a, client(a) as at_a:
         assert await at_a.readers() == []
         async with world.node("b") as b, client(b) as at_b:
-            await until(lambda: a.statistics.followers == 1)
+            await until(lambda: a.statistics.shards[0].followers == 1)
             assert await at_a.readers() == await at_b.readers() == [("127.0.0.1", b.grpc_port)]
-        await until(lambda: a.statistics.followers == 0)
+        await until(lambda: a.statistics.shards[0].followers == 0)
         assert await at_a.readers() == []
 
 
@@ -181,7 +181,7 @@ async def test_a_follower_that_is_behind_passes_the_read_on(world: World, monkey
             assert await at_b.seqs("t") == [1, 2]
         assert (b.statistics.follower_reads, b.statistics.forwarded["grpc"]) == (1, 1)
         await at_a.append("t", b"3")
-        await until(lambda: b.statistics.number == a.statistics.number)
+        await until(lambda: b.statistics.shards[0].number == a.statistics.shards[0].number)
         assert await at_b.seqs("t") == [1, 2, 3]
         assert b.statistics.follower_reads == 2
 
@@ -192,11 +192,11 @@ async def test_a_read_goes_on_while_the_follower_becomes_the_owner(world: World)
         async with world.node("b") as b, client(a) as at_a, client(b) as at_b:
             for _ in range(60):
                 await at_a.append("t", *[LONG] * 100)
-            await until(lambda: a.statistics.followers == 1)
+            await until(lambda: a.statistics.shards[0].followers == 1)
             reading = at_b.stream("t", frame_bytes=1)
             seqs = list(seqs_of(await anext(frames := aiter(reading))))
             await stack.aclose()
-            await until(lambda: b.statistics.role == "owning")
+            await until(lambda: b.statistics.shards[0].role == "owning")
             await at_b.append("t", b"1")
             seqs += [seq async for frame in frames for seq in seqs_of(frame)]
             assert seqs == list(range(1, 6001))
@@ -210,7 +210,7 @@ async def test_a_read_of_a_node_whose_rows_go_is_refused_and_can_be_continued(wo
         reading = at_b.stream("t", frame_bytes=1)
         seqs = list(seqs_of(await anext(frames := aiter(reading))))
         running: Any = b._running
-        running._reads.end()
+        running.shards[0].reads.end()
         with contextlib.suppress(grpc.aio.AioRpcError):
             async for frame in frames:
                 seqs += seqs_of(frame)
@@ -274,10 +274,10 @@ async def test_users_of_create_user_are_known_to_the_owner_only(world: World) ->
         async with client(b, authorization=basic("made", "sekret-made")) as made:
             assert await made.seqs("t") == [1]
         a = await stack.enter_async_context(world.node("a", sql_users=users))
-        await until(lambda: b.statistics.followers == 1)
+        await until(lambda: b.statistics.shards[0].followers == 1)
         async with client(b, authorization=basic("root", "sekret-root")) as root:
             await root.admin.MoveShard(admin_pb.MoveShardRequest(node="a"), metadata=root.metadata)
-            await until(lambda: a.statistics.followers == 1)
+            await until(lambda: a.statistics.shards[0].followers == 1)
             async with client(b, authorization=basic("made", "sekret-made")) as made:
                 assert await root.readers() == [("127.0.0.1", b.grpc_port)]
                 assert await made.readers() == []

@@ -18,7 +18,7 @@ from topics_kafka.protocol import ApiKey
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
 from topics_service.api.metrics import families
 from topics_service.api.metrics.exposition import render
-from topics_service.statistics import NodeStatistics
+from topics_service.statistics import NodeStatistics, ShardStatistics
 
 HERE = Path(__file__).parents[2] / "docs" / "grafana"
 DASHBOARD = json.loads((HERE / "topics.json").read_text())
@@ -49,7 +49,8 @@ def exposed(plain: ServerProcess) -> Names:
             hostile.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
             hostile.socket.recv(100)
         text = api.send("GET", "/v0/metrics").text
-    text += render(families.cluster(NodeStatistics())).decode()  # of a node of a cluster
+    of_shards = NodeStatistics(shards=[ShardStatistics(), ShardStatistics()])
+    text += render(families.cluster(of_shards)).decode()  # of a node of a cluster
     found: Names = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -66,6 +66,7 @@ NEEDS = {
     "AdminService.ReleaseCheckpoint": {"admin"},
     "AdminService.GetCluster": {"read"},
     "AdminService.MoveShard": {"admin"},
+    "AdminService.DrainNode": {"admin"},
     "AdminService.GetHealth": None,  # no key at all
     "AdminService.GetReady": None,
 }

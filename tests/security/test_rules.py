@@ -49,6 +49,7 @@ def test_what_is_about_every_topic_takes_a_key_of_every_topic() -> None:
         "CreateCheckpoint",
         "ReleaseCheckpoint",
         "MoveShard",
+        "DrainNode",
     }
 
 

@@ -20,7 +20,8 @@ from topics_service.api.bulk import read_bulk
 from topics_service.api.metrics.collector import Metrics
 from topics_service.api.observers import NO_OBSERVERS
 from topics_service.api.scheduling.commit import CommitStatistics
-from topics_service.api.watch_journal import is_token
+from topics_service.api.watch_journal import is_token, new_id
+from topics_service.api.watch_sessions import process_of
 from topics_service.api.watch_stream import SessionStream, WatchStream
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, Batch, BulkRequest, ConfigInput, DiffRequest
@@ -36,7 +37,7 @@ from topics_service.engine.watch.frames import (
 from topics_shards.health import LocalHealth
 from topics_shards.locating import Located
 from topics_shards.session_forwarding import ForwardedStream
-from topics_shards.shards import Shard
+from topics_shards.shards import LocalShards
 from topics_shards.topics import ShardedTopics
 
 A, B, C = (next(iter(names(shard))) for shard in range(3))
@@ -47,12 +48,12 @@ class World:
     """Three shards, and the API of a process that has one of them, or all."""
 
     def __init__(self, world: ShardsWorld, far: Collection[int], process: int = 0, processes: int = 1) -> None:
-        local = {number: Shard(api) for number, api in enumerate(world.apis) if number not in far}
-        self.shards = FarShards(world.shards, local)
+        local = {number: shard for number, shard in world.all_shards.items() if number not in far}
+        self.shards = FarShards(LocalShards(world.all_shards), local)
         self.shards.process, self.shards.processes = process, processes
         self.engines = world.engines
         self.metrics = Metrics(world.engines[0], CommitStatistics())
-        health = LocalHealth(world.apis)
+        health = LocalHealth([shard.api for shard in world.all_shards.values()])
         self.api = ShardedTopics(Located(self.shards), world.engines[0].limits, self.metrics, NO_OBSERVERS, health)
         self.writer = world.api
 
@@ -120,6 +121,31 @@ async def test_backlog_then_live(world: World) -> None:
         assert stream.watch.heads == stream.cursors
         assert stream.watch.lag == 0
     await until(lambda: not world.shards.streams)
+
+
+async def test_the_first_round_is_in_order_of_names(world: World) -> None:
+    topics = [f"t{number:02}" for number in range(20)]
+    await world.put(*topics)
+    for name in topics[::3]:
+        await world.append(name, 2)
+    with await world.stream(watch(*topics)) as stream:
+        expected = [
+            each
+            for number, name in enumerate(topics)
+            for each in ([(name, [1, 2])] if number % 3 == 0 else []) + [(name, "caught up")]
+        ]
+        assert tell(await quiet(stream, 0.2)) == expected
+
+
+async def test_a_shard_that_is_silent_holds_the_others_up_only_for_a_moment() -> None:
+    async with open_world((0, 1, 2)) as world:
+        await world.put(A, B, C)
+        for name in (A, B, C):
+            await world.append(name)
+        world.shards.silent.add(1)
+        with await world.stream(watch(A, B, C)) as stream:
+            frames = await quiet(stream, 0.5)
+            assert [seqs(frames, name) for name in (A, B, C)] == [[1], [], [1]]
 
 
 async def test_the_first_unknown_name_is_told(world: World) -> None:
@@ -330,7 +356,7 @@ async def open_processes() -> AsyncIterator[tuple[World, World]]:
     async with open_shards(3) as world:
         first, second = World(world, (1, 2), 0, 2), World(world, (0,), 1, 2)
         for each, other in ((first, second), (second, first)):
-            each.shards.objects[other.shards.process] = other.api.watches
+            each.shards.objects[each.shards.number_of(other.shards.process)] = other.api.watches
         yield first, second
 
 
@@ -340,7 +366,8 @@ async def test_a_session_is_followed_through_another_process() -> None:
         for name in (A, B, C):
             await first.append(name, 2)
         session = await second.api.watches.create(watch(A, B, "t*"), principal=UNRESTRICTED)
-        assert re.fullmatch(r"wid_1-[A-Za-z0-9_-]{22}", session.wid)
+        assert re.fullmatch(r"wid_[A-Za-z0-9_-]{22}", session.wid)
+        assert process_of(session.wid) == 1
         with await first.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
             assert isinstance(stream, ForwardedStream)
             assert [(name, at.head_seq) for name, at in stream.positions.items()] == [(n, 2) for n in sorted((A, B, C))]
@@ -384,9 +411,10 @@ async def test_refusals_of_another_process() -> None:
 
         assert await reason(session.wid, key("two")) is Reason.UNAUTHORIZED
         assert await reason(session.wid, None) is Reason.UNAUTHORIZED
-        assert await reason("wid_1-" + 22 * "x") is Reason.NOT_FOUND
-        assert await reason("wid_7-" + 22 * "x") is Reason.NOT_FOUND
-        assert await reason("wid_" + 22 * "x") is Reason.NOT_FOUND
+        for process in (0, 1, 7):
+            assert await reason(f"wid_{new_id(16, process)}") is Reason.NOT_FOUND
+        for wid in ("wid_", "wid_" + 22 * "x", session.wid + "x", session.wid[:-1], "x"):
+            assert await reason(wid) is Reason.NOT_FOUND
         assert await first.api.watches.remove_all_sessions("one") == 1
         assert await reason(session.wid) is Reason.NOT_FOUND
 
@@ -397,7 +425,7 @@ async def test_a_process_that_goes_away_takes_its_sessions_with_it() -> None:
         session = await second.api.watches.create(watch(A), principal=UNRESTRICTED)
         with await first.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
             assert by_topic(await quiet(stream, 0.1)) == {A: [("caught up",)]}
-            first.shards.leave(1)
+            first.shards.leave(first.shards.number_of(1))
             frames = await quiet(stream, 0.1)
             assert [(frame.code, frame.terminal) for frame in frames if isinstance(frame, ErrorFrame)] == [(410, True)]
             assert stream.over
@@ -420,7 +448,7 @@ async def test_tokens_of_large_sessions_are_known_to_all_processes() -> None:
         for process in (first, second):
             assert await process.api.watches.recall(token, principal=UNRESTRICTED) == place
             assert await process.api.watches.recall(token, principal=key("other")) is None
-        first.shards.leave(1)
+        first.shards.leave(first.shards.number_of(1))
         assert await first.api.watches.recall(token, principal=UNRESTRICTED) is None
 
 

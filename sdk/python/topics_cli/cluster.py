@@ -1,4 +1,4 @@
-"""`topics cluster`: make a cluster, check what it needs, show it, move its shard, finalize its format and restore its
+"""`topics cluster`: make a cluster, check what it needs, show it, move its shards, finalize its format and restore its
 moments. The implementation is imported on use."""
 
 import argparse
@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from topics_cli import cluster_moments, output, server
+from topics_cli import cluster_moments, cluster_nodes, output, server
 from topics_cli.types import positive
 from topics_client.installation import needs
 
@@ -16,18 +16,16 @@ if TYPE_CHECKING:
     from topics_cli.types import Commands
     from topics_cluster.coordinator import Node
     from topics_cluster.s3 import S3Bucket
-    from topics_proto.v1.admin_service_pb2 import GetClusterResponse
 
 _ROUNDS: Final = 20
-_MOVE_SECONDS: Final = 15.0  # the server gives up after 10
 
 
 def add_parser(commands: "Commands") -> None:
     """Register the subcommand and its own."""
     parser = commands.add_parser(
         "cluster",
-        description="Make a cluster in an object store, check what it needs, show its nodes, move its shard, finish an "
-        "upgrade, and restore any moment of it. See docs/cluster.md.",
+        description="Make a cluster in an object store, check what it needs, show its nodes, move its shards, finish "
+        "an upgrade, and restore any moment of it. See docs/cluster.md.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     init = _action(actions, "init", "make a cluster in an object store", _init)
@@ -37,6 +35,13 @@ def add_parser(commands: "Commands") -> None:
         type=Path,
         metavar="DIR",
         help="begin with the data directory of a stopped server, which stays as it is",
+    )
+    init.add_argument(
+        "--shards",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="number of shards, at most 64, which never changes (default: 1; nodes of this release serve no more)",
     )
     check = _action(actions, "check", "check that an object store and an etcd are fit for a cluster", _check)
     check.add_argument(
@@ -61,10 +66,17 @@ def add_parser(commands: "Commands") -> None:
             "--store", metavar="URL", help="object store, such as s3://bucket/prefix (default: TOPICS_CLUSTER_STORE)"
         )
         each.add_argument("--cluster", metavar="NAME", help="name of the cluster (default: TOPICS_CLUSTER, or local)")
-    status = _action(actions, "status", "list the nodes of a cluster, and who owns its shard", _status, table=True)
-    move = _action(actions, "move", "hand the shard of a cluster to another node", _move)
-    move.add_argument("node", metavar="NODE", help="name of the node that is to own it")
-    for each in (status, move):
+    nodes = cluster_nodes
+    status = _action(actions, "status", "list the nodes of a cluster and its shards", nodes.status, table=True)
+    move = _action(actions, "move", "hand a shard of a cluster to another node", nodes.move)
+    nodes.add_move(move)
+    drain = _action(actions, "drain", "move all shards away from a node, and keep them away", nodes.drain)
+    nodes.add_drain(drain, waits=True)
+    undrain = _action(actions, "undrain", "let a drained node own shards again", nodes.undrain)
+    nodes.add_drain(undrain, waits=False)
+    rebalance = _action(actions, "rebalance", "give each node its share of the shards now", nodes.rebalance)
+    nodes.add_rebalance(rebalance)
+    for each in (status, move, drain, undrain, rebalance):
         server.add_arguments(each)
 
 
@@ -118,17 +130,23 @@ def _init(arguments: argparse.Namespace) -> int:
     from topics_service.storage.boot import boot_id
     from topics_service.storage.store import StoreError
 
+    if arguments.shards > identity.MAX_SHARDS:
+        raise server.UsageError(f"a cluster has {identity.MAX_SHARDS} shards at most")
+    if arguments.source is not None and arguments.shards > 1:
+        raise server.UsageError("--from is for a cluster with one shard: the directory's topics are of one")
+
     async def make() -> int | None:
         """Make it, and return the bytes that it begins with; None if there is a cluster already."""
         await probe(bucket)
         if await bucket.get(identity.NAME) is not None:
             return None
-        await check_empty(bucket, 0)
+        for shard in range(arguments.shards):
+            await check_empty(bucket, shard)
         size = 0
         if arguments.source is not None:  # first: a node that starts meanwhile finds no cluster yet
             made = await found(bucket, 0, arguments.source.absolute(), "init", boot_id())
             size = sum(file.size for file in made.files)
-        return size if await identity.create(bucket) else None
+        return size if await identity.create(bucket, arguments.shards) else None
 
     try:
         size = asyncio.run(make())
@@ -137,10 +155,11 @@ def _init(arguments: argparse.Namespace) -> int:
     if size is None:
         return server.complain("cluster init", f"there is a cluster at {url}")
     if arguments.json:
-        output.line({"store": url, "bytes": size})
+        output.line({"store": url, "bytes": size, "shards": arguments.shards})
     else:
         begins = f", which begins with {output.size(size)} of {arguments.source}" if arguments.source else ""
-        print(f"{url} is a cluster{begins}")
+        shards = f" with {arguments.shards} shards" if arguments.shards > 1 else ""
+        print(f"{url} is a cluster{shards}{begins}")
     return 0
 
 
@@ -189,72 +208,6 @@ def _restore(arguments: argparse.Namespace) -> int:
 
 def _moments(arguments: argparse.Namespace) -> int:
     return cluster_moments.moments(arguments, _bucket(arguments)[0])
-
-
-def _status(arguments: argparse.Namespace) -> int:
-    from topics_proto.v1.admin_service_pb2 import GetClusterRequest
-
-    with server.connected(arguments) as connection:
-        found = connection.unary(connection.admin.GetCluster, GetClusterRequest())
-    rows = _rows(found)
-    columns = dict.fromkeys(("node", "role", "epoch", "number", "zone", "grpc", "http", "kafka", "version", "formats"))
-    output.rows(arguments, rows, columns)
-    if not arguments.json:
-        for shard in found.shards:
-            if not shard.owner:
-                output.note(f"shard {shard.shard} has no owner")
-            if shard.wanted and shard.wanted != shard.owner:
-                output.note(f"shard {shard.shard} is to be moved to {shard.wanted}")
-        newest = min((node.newest_format for node in found.nodes), default=0)
-        if newest > found.format > 0:
-            output.note(f"the log has format {found.format}, all nodes read {newest}: see `topics cluster finalize`")
-    return 0
-
-
-def _rows(found: "GetClusterResponse") -> list[dict[str, object]]:
-    """A row for each node: its role, and the number of the log's object that it has."""
-    shard = found.shards[0]
-    followers = {each.node: each for each in shard.followers}
-    rows: list[dict[str, object]] = []
-    for node in found.nodes:
-        number: int | None = None
-        if node.name == shard.owner:
-            role, number = "owner" if shard.epoch else "taking over", shard.number
-        elif (follower := followers.get(node.name)) is not None:
-            role, number = "follower" if follower.caught_up else "catching up", follower.number
-        else:
-            role = "joining" if followers else "follower"
-        rows.append(
-            {
-                "cluster": found.cluster,
-                "node": node.name,
-                "role": role,
-                "epoch": shard.epoch if node.name == shard.owner else None,
-                "number": number,
-                "zone": node.zone or None,
-                "grpc": node.grpc,
-                "http": node.http,
-                "kafka": node.kafka or None,
-                "version": node.version,
-                "formats": f"{node.oldest_format}-{node.newest_format}" if node.newest_format else None,
-                "format": found.format or None,
-            }
-        )
-    return rows
-
-
-def _move(arguments: argparse.Namespace) -> int:
-    from topics_proto.v1.admin_service_pb2 import MoveShardRequest
-
-    with server.connected(arguments) as connection:
-        request = MoveShardRequest(node=arguments.node)
-        timeout = max(arguments.timeout, _MOVE_SECONDS)
-        done = connection.unary(connection.admin.MoveShard, request, timeout=timeout)
-    if arguments.json:
-        output.line({"node": arguments.node, "epoch": done.epoch})
-    else:
-        print(f"{arguments.node} owns the shard, epoch {done.epoch}")
-    return 0
 
 
 def _finalize(arguments: argparse.Namespace) -> int:

@@ -2,46 +2,20 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import Final
 
 from topics_cluster import formats
 from topics_cluster.bucket import Bucket, BucketError
-from topics_cluster.coordinator import Coordinator, CoordinatorError
-from topics_server.node.peers import Followers
-from topics_server.node.place import Place
+from topics_cluster.coordinator import Coordinator, CoordinatorError, Node
+from topics_cluster.owner_search import no_owner
+from topics_cluster.placement import eligible
+from topics_server.node.shards import Shards
 from topics_server.node.views import Views
 from topics_service.api.cluster import ClusterState, FollowerState, NodeState, ShardState
-from topics_service.api.metrics.collector import NodeMetrics
-from topics_service.api.observers import Observers
-from topics_service.api.scheduling.pressure import Shortage
 from topics_service.engine.errors import Reason, TopicsError, invalid
-from topics_service.engine.model import ReadyState
-from topics_service.statistics import NodeStatistics
 
 _MOVE_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 1.0
-
-
-class NodeProbes:
-    """The probes of a node that does not serve the shard itself. It is ready while it could: what it passes on is
-    served then."""
-
-    def __init__(self, statistics: NodeStatistics, observers: Observers, is_ready: Callable[[], bool]) -> None:
-        self.observers = observers
-        self.metrics = NodeMetrics(statistics, is_ready)
-        self.draining = False
-        self._is_ready = is_ready
-
-    def ready(self) -> ReadyState:
-        """See Probed."""
-        is_ready = self._is_ready() and not self.draining
-        reason = "" if is_ready else "shutting_down" if self.draining else "not_ready"
-        return ReadyState(ready=is_ready, reason=reason, topics=0, replay_progress=float(is_ready))
-
-    def shortage(self) -> Shortage | None:
-        """See Probed."""
-        return None
 
 
 class NodeAdmin:
@@ -51,30 +25,22 @@ class NodeAdmin:
         self,
         cluster: str,
         node: str,
-        shard: int,
         *,
         bucket: Bucket,
         coordinator: Coordinator,
         views: Views,
-        followers: Followers,
-        place: Place,
-        statistics: NodeStatistics,
+        shards: Shards,
     ) -> None:
         self._cluster = cluster
         self._node = node
-        self._shard = shard
         self._bucket = bucket
         self._coordinator = coordinator
         self._views = views
-        self._followers = followers
-        self._place = place
-        self._statistics = statistics
+        self._shards = shards
 
     async def state(self) -> ClusterState:
         """See ClusterApi."""
         view = self._views.view
-        owner = view.owners.get(self._shard)
-        standings = self._followers.standings if self._place.term is not None else {}
         return ClusterState(
             cluster=self._cluster,
             node=self._node,
@@ -87,23 +53,44 @@ class NodeAdmin:
                     zone=node.zone,
                     version=node.version,
                     formats=node.formats,
+                    capacity=node.capacity,
+                    is_drained=name in view.drained,
                 )
                 for name, node in sorted(view.nodes.items())
             ],
-            shards=[
-                ShardState(
-                    shard=self._shard,
-                    owner=owner.node if owner else "",
-                    epoch=owner.epoch if owner else 0,
-                    number=self._statistics.number,
-                    wanted=view.wanted.get(self._shard, ""),
-                    followers=[
-                        FollowerState(node=name, number=each.number, caught_up=each.caught_up)
-                        for name, each in sorted(standings.items())
-                    ],
-                )
-            ],
+            shards=await asyncio.gather(*map(self._shard, range(len(self._shards)))),
             format=await self._format(),
+        )
+
+    async def _shard(self, number: int) -> ShardState:
+        """A shard. Its owner knows where its followers stand; this node, which of them are caught up."""
+        view, shard, layout = self._views.view, self._shards[number], self._shards.layout
+        owner = view.owners.get(number)
+        followers: list[FollowerState] = []
+        newest = shard.statistics.number
+        try:
+            if not shard.place.is_known:
+                raise no_owner()
+            found = await shard.find_progress()
+            newest = max(newest, found.number)
+            followers = [
+                FollowerState(node=each.node, number=each.number, caught_up=each.caught_up) for each in found.followers
+            ]
+        except TopicsError:
+            names = [name for name, node in view.nodes.items() if number in node.warm]
+            followers = [
+                FollowerState(node=name, number=0, caught_up=True)
+                for name in sorted(names)
+                if owner is None or name != owner.node
+            ]
+        return ShardState(
+            shard=number,
+            owner=owner.node if owner else "",
+            epoch=owner.epoch if owner else 0,
+            number=newest,
+            wanted=view.wanted.get(number, ""),
+            target=(layout.owners[number] if layout is not None else None) or "",
+            followers=followers,
         )
 
     async def _format(self) -> int:
@@ -115,24 +102,54 @@ class NodeAdmin:
 
     async def move(self, shard: int, node: str) -> int:
         """See ClusterApi."""
-        if shard != self._shard:
+        if not 0 <= shard < len(self._shards):
             raise invalid(f"there is no shard {shard}")
-        if node not in self._views.view.nodes:
-            raise invalid(f"no node with the name {node[:64]!r} lives")
+        found = self._node_named(node)
+        if node in self._views.view.drained:
+            raise invalid(f"the node {node} is drained: it owns no shard until `topics cluster undrain {node}`")
+        if epoch := self._epoch_of(shard, node):
+            return epoch
+        is_warm = len(self._shards) == 1 or shard in found.warm
         try:
-            if (epoch := self._epoch_of(node)) == 0:
-                await self._coordinator.want(shard, node)
-                async with asyncio.timeout(_MOVE_SECONDS):
-                    await self._views.until(lambda _: self._epoch_of(node))
-                epoch = self._epoch_of(node)
+            await self._coordinator.want(shard, node)
+            async with asyncio.timeout(_MOVE_SECONDS):
+                await self._views.until(lambda _: self._epoch_of(shard, node))
         except (CoordinatorError, TimeoutError) as error:
+            if isinstance(error, TimeoutError) and not is_warm and node in self._views.view.nodes:
+                raise TopicsError(
+                    Reason.NOT_READY, f"the node {node} is catching up with shard {shard}, and gets it after that"
+                ) from None
             with contextlib.suppress(CoordinatorError):
                 await self._coordinator.want(shard, None)
             raise TopicsError(
                 Reason.NOT_READY, f"the shard has not moved: {error or f'not within {_MOVE_SECONDS:g} s'}"
             ) from None
-        return epoch
+        return self._epoch_of(shard, node)
 
-    def _epoch_of(self, node: str) -> int:
-        owner = self._views.view.owners.get(self._shard)
+    async def drain(self, node: str, *, is_drained: bool) -> int:
+        """See ClusterApi."""
+        view = self._views.view
+        if is_drained:
+            self._node_named(node)
+            if {each.name for each in eligible(view)} <= {node}:
+                raise invalid(f"no other node can take the shards of {node}: start one, or undrain one")
+        elif node not in view.nodes and node not in view.drained:
+            raise invalid(f"no node with the name {node[:64]!r} lives, or is drained")
+        try:
+            await self._coordinator.drain(node, is_drained=is_drained)
+            async with asyncio.timeout(_MOVE_SECONDS):
+                await self._views.until(lambda view: (node in view.drained) is is_drained)
+        except (CoordinatorError, TimeoutError) as error:
+            raise TopicsError(Reason.NOT_READY, f"etcd does not answer: {error}") from None
+        return sum(owner.node == node for owner in self._views.view.owners.values())
+
+    def _node_named(self, name: str) -> Node:
+        """The node that lives under the name. Raises `invalid_request`."""
+        found = self._views.view.nodes.get(name)
+        if found is None:
+            raise invalid(f"no node with the name {name[:64]!r} lives")
+        return found
+
+    def _epoch_of(self, shard: int, node: str) -> int:
+        owner = self._views.view.owners.get(shard)
         return owner.epoch if owner is not None and owner.node == node else 0

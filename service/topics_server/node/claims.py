@@ -41,8 +41,8 @@ class Claims:
 
     @property
     def is_certain(self) -> bool:
-        """True while the lease of this node holds."""
-        return self._session.valid_until > boottime()
+        """True while the lease under which this node has claimed the shard holds."""
+        return self._session.holds_until(self._shard) > boottime()
 
     def mine(self, epoch: int = 0) -> Owner:
         """The claim of this node; without an epoch while it has no fence in the log."""

@@ -22,10 +22,10 @@ log: Final = logging.getLogger("topics.cluster")
 
 
 class Directory:
-    """The replica's directory: the data directory of the server."""
+    """The replica's directory: the data directory of the server, or with several shards one in it."""
 
     def __init__(self, resources: Resources, bucket: Bucket, shard: int, *, cluster: str, node: str) -> None:
-        """`cluster` is the id of the cluster."""
+        """`resources` are those of the shard, `cluster` the id of the cluster."""
         self._cluster = cluster
         self._settings = resources.settings
         self._tables = resources.tables
@@ -54,6 +54,15 @@ class Directory:
             store = await self._restored()
         self._tasks = [background.start(self._housekeeper.run(store)), background.start(keep_trimmed(store))]
         return store
+
+    @property
+    def is_there(self) -> bool:
+        """Return whether there is a database."""
+        return (self._settings.data_path / "CURRENT").exists()
+
+    async def remove(self) -> None:
+        """Remove the database, which is closed. Raises OSError."""
+        await asyncio.to_thread(clear, self._settings.data_path)
 
     async def newest(self) -> Position | None:
         """The position of the newest checkpoint, see `follower.Newest`."""
@@ -117,7 +126,7 @@ class Directory:
                 f"`topics cluster init --from {settings.data_path}`, and give the node another directory"
             )
         try:
-            store.join(self._cluster)
+            store.join(self._cluster, self._shard)
         except StoreError as error:
             store.close()
             raise StoreError(

@@ -33,7 +33,7 @@ from topics_service.statistics import NodeStatistics
 log: Final = logging.getLogger("topics.cluster")
 
 _PROBES: Final = frozenset((b"/v0/health", b"/healthz", b"/v0/ready", b"/readyz", b"/v0/metrics"))
-_OWN_CALLS: Final = frozenset(("/topics.v1.AdminService/GetCluster", "/topics.v1.AdminService/MoveShard"))
+_OWN_CALLS: Final = frozenset(f"/topics.v1.AdminService/{name}" for name in ("GetCluster", "MoveShard", "DrainNode"))
 _PROBE_CALLS: Final = frozenset(f"/topics.v1.AdminService/{name}" for name in ("GetHealth", "GetReady", "GetMetrics"))
 _KAFKA_DRAIN_SECONDS: Final = 0.2
 
@@ -143,6 +143,7 @@ class KafkaDoor:
         self._server = kafka_server(
             self._resources,
             term.core,
+            term.core.api,
             sock.dup(),
             node_id=self._node_id,
             leader_epoch=term.ownership.epoch,

@@ -36,12 +36,13 @@ class ReadGate:
         nonce: bytes,
         clock: Callable[[], float] = boottime,
     ) -> None:
-        """`nonce` is that of the ownership, and `clock` that of the session's `valid_until`."""
+        """`nonce` is that of the ownership, and `clock` that of the session."""
         self.probes = 0
         """The number of looks into the bucket."""
         self._session = session
         self._bucket = bucket
         self._uploader = uploader
+        self._shard = uploader.shard
         self._nonce = nonce
         self._clock = clock
         self._is_doubted = self._is_lost = False
@@ -51,7 +52,7 @@ class ReadGate:
     @property
     def is_open(self) -> bool:
         """True while calls need not wait."""
-        return self._clock() < self._session.valid_until - MARGIN_SECONDS and not self._is_doubted
+        return self._clock() < self._session.holds_until(self._shard) - MARGIN_SECONDS and not self._is_doubted
 
     def doubt(self) -> None:
         """Trust the lease no more, until a `look` that begins after this call."""

@@ -1,14 +1,14 @@
 """Calls between nodes: the owner sends its followers what is durable, and they send it how far they are.
 
-Two calls of gRPC, on the port of gRPC and under a signature: `Follow`, a stream both ways, and `Standpoint`. Messages
-are MessagePack maps: a field that one side does not know is ignored.
+Three calls of gRPC, on the port of gRPC and under a signature: `Follow`, a stream both ways, `Standpoint` and
+`Progress`. Messages are MessagePack maps: a field that one side does not know is ignored.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 import grpc
 import msgspec
@@ -20,12 +20,13 @@ from topics_cluster.trust import HEADER, Origin, Signer
 from topics_net import background
 from topics_service.api.grpc.handlers import Context, Handler
 from topics_service.api.grpc.status import failure
-from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.errors import Reason, TopicsError, invalid
 
 log: Final = logging.getLogger("topics.cluster")
 
 METHOD: Final = "/topics.cluster.v1.PeerService/Follow"
 STANDPOINT: Final = "/topics.cluster.v1.PeerService/Standpoint"
+PROGRESS: Final = "/topics.cluster.v1.PeerService/Progress"
 
 _PULSE_SECONDS: Final = 1.0
 _SILENCE_SECONDS: Final = 4.0
@@ -52,6 +53,12 @@ class Notice(Struct, frozen=True, kw_only=True):
     number: int
 
 
+class ShardRequest(Struct, frozen=True, kw_only=True):
+    """Asks the owner of a shard."""
+
+    shard: int = 0
+
+
 class Standpoint(Struct, frozen=True, kw_only=True):
     """Number of a write behind which the owner has acknowledged nothing, in this epoch or an earlier one."""
 
@@ -59,21 +66,43 @@ class Standpoint(Struct, frozen=True, kw_only=True):
     ticket: int
 
 
+class FollowerProgress(Struct, frozen=True, kw_only=True):
+    """A follower, as far as its owner has heard: the newest object that it has applied."""
+
+    node: str
+    number: int
+    caught_up: bool
+
+
+class Progress(Struct, frozen=True, kw_only=True):
+    """The newest object of a shard's log that is durable, and how far its followers are."""
+
+    number: int
+    followers: list[FollowerProgress]
+
+
 _encode: Final = msgspec.msgpack.Encoder().encode
 _standing: Final = msgspec.msgpack.Decoder(Standing).decode
 _notice: Final = msgspec.msgpack.Decoder(Notice).decode
+_request: Final = msgspec.msgpack.Decoder(ShardRequest).decode
 read_standpoint: Final = msgspec.msgpack.Decoder(Standpoint).decode
-"""Decode the answer of `STANDPOINT`, whose request is empty. Raises MsgspecError."""
+"""Decode the answer of `STANDPOINT`. Raises MsgspecError."""
+read_progress: Final = msgspec.msgpack.Decoder(Progress).decode
+"""Decode the answer of `PROGRESS`. Raises MsgspecError."""
+
+
+def ask_of(shard: int) -> bytes:
+    """The request of `STANDPOINT` and `PROGRESS`."""
+    return _encode(ShardRequest(shard=shard))
 
 
 class Followers:
-    """The followers of this node while it owns the shard. Belongs to the event loop."""
+    """The followers of this node while it owns a shard. Belongs to the event loop."""
 
-    def __init__(self, shard: int) -> None:
+    def __init__(self) -> None:
         self.standings: dict[str, Standing] = {}
         """By name, of those that are connected."""
         self.on_change: Callable[[], None] = lambda: None
-        self._shard = shard
         self._notice: Notice | None = None
         self._news = asyncio.Event()
 
@@ -84,14 +113,14 @@ class Followers:
             self._news.set()
             self._news = asyncio.Event()
 
-    async def follow(self, requests: AsyncIterator[Standing]) -> AsyncIterator[Notice]:
-        """Serve one follower: note where it stands, and yield what is durable after each change and once a second.
+    async def follow(self, standing: Standing, requests: AsyncIterator[Standing]) -> AsyncIterator[Notice]:
+        """Serve one follower, whose first message is `standing`: note where it stands, and yield what is durable after
+        each change and once a second.
 
         Raises TopicsError `not_ready` if this node is not the owner, or is no longer.
         """
-        standing = await anext(requests, None)
-        if standing is None or standing.shard != self._shard or len(self.standings) >= _MAX_FOLLOWERS:
-            raise TopicsError(Reason.INVALID_REQUEST, "there is no such shard, or there are too many followers")
+        if len(self.standings) >= _MAX_FOLLOWERS:
+            raise TopicsError(Reason.INVALID_REQUEST, "there are too many followers")
         reader = background.start(self._read(standing, requests))
         try:
             while not reader.done():
@@ -117,7 +146,7 @@ class Followers:
                 self.on_change()
                 async with asyncio.timeout(_SILENCE_SECONDS):
                     given = await anext(requests, None)
-                if given is None or given.node != name:
+                if given is None or (given.node, given.shard) != (name, standing.shard):
                     return
                 latest = given
         except (TimeoutError, grpc.aio.AioRpcError, msgspec.MsgspecError):
@@ -128,37 +157,75 @@ class Followers:
                 self.on_change()
 
 
+class OwnedShard(Protocol):
+    """A shard, as its followers see it at the node that may own it."""
+
+    followers: Followers
+
+    async def standpoint(self) -> Standpoint:
+        """The standpoint of this node as the owner. Raises TopicsError `not_ready`."""
+        ...
+
+    async def progress(self) -> Progress:
+        """The progress of the followers of this node as the owner. Raises TopicsError `not_ready`."""
+        ...
+
+
 class PeerHandlers(grpc.GenericRpcHandler):
     """The calls of other nodes."""
 
-    def __init__(self, followers: Followers, standpoint: Callable[[], Awaitable[Standpoint]]) -> None:
-        """`standpoint` returns that of this node as the owner. Raises TopicsError."""
-        self._followers = followers
-        self._standpoint = standpoint
+    def __init__(self, find: Callable[[int], OwnedShard | None]) -> None:
+        """`find` returns a shard by its number; None where there is no such."""
+        self._find = find
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
         """See grpc.GenericRpcHandler."""
         if handler_call_details.method == STANDPOINT:
-            return grpc.unary_unary_rpc_method_handler(self._stand, None, _encode)
+            return grpc.unary_unary_rpc_method_handler(self._answering(lambda shard: shard.standpoint()), None, _encode)
+        if handler_call_details.method == PROGRESS:
+            return grpc.unary_unary_rpc_method_handler(self._answering(lambda shard: shard.progress()), None, _encode)
         if handler_call_details.method != METHOD:
             return None
         return grpc.stream_stream_rpc_method_handler(self._follow, _standing, _encode)
 
-    async def _stand(self, _: bytes, context: Any) -> Standpoint:
-        try:
-            _check(context)
-            return await self._standpoint()
-        except TopicsError as error:
-            await _abort(context, error)
+    def _answering(
+        self, answer: Callable[[OwnedShard], Awaitable[Struct]]
+    ) -> Callable[[bytes, Any], Awaitable[Struct]]:
+        async def call(request: bytes, context: Any) -> Struct:
+            try:
+                _check(context)
+                return await answer(self._shard(_shard_of(request)))
+            except TopicsError as error:
+                await _abort(context, error)
+
+        return call
 
     async def _follow(self, requests: AsyncIterator[Standing], context: Any) -> AsyncIterator[Notice]:
         try:
             _check(context)
-            async with contextlib.aclosing(self._followers.follow(requests)) as notices:  # type: ignore[type-var]
+            standing = await anext(requests, None)
+            if standing is None:
+                raise invalid("the follower does not tell where it stands")
+            followers = self._shard(standing.shard).followers
+            async with contextlib.aclosing(followers.follow(standing, requests)) as notices:  # type: ignore[type-var]
                 async for notice in notices:
                     yield notice
         except TopicsError as error:
             await _abort(context, error)
+
+    def _shard(self, number: int) -> OwnedShard:
+        shard = self._find(number)
+        if shard is None:
+            raise invalid(f"there is no shard {number}")
+        return shard
+
+
+def _shard_of(request: bytes) -> int:
+    """The shard that a request is about; a node of an earlier release sends nothing. Raises `invalid_request`."""
+    try:
+        return _request(request).shard if request else 0
+    except msgspec.MsgspecError:
+        raise invalid("the request can't be read") from None
 
 
 def _check(context: Any) -> None:

@@ -1,10 +1,10 @@
-"""A node's replica of the shard: it follows the log, takes the shard over, serves it, and hands it over."""
+"""A node's replica of a shard: it follows the log, takes the shard over, serves it, and hands it over."""
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final, Protocol
 
 from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.checkpoint import CheckpointError
@@ -28,16 +28,16 @@ from topics_net import background
 from topics_server import collector
 from topics_server.node.claims import Claims
 from topics_server.node.directory import Directory
-from topics_server.node.doors import KafkaDoor
 from topics_server.node.gate import LostShardError
 from topics_server.node.peers import Followers, Notice, Peers, Standing, is_refused
 from topics_server.node.place import Place
+from topics_server.node.polls import Polls
 from topics_server.node.reach import StoreReach
 from topics_server.node.reads import FollowerReads
 from topics_server.node.term import Term
 from topics_server.node.views import Views
 from topics_service.engine.errors import TopicsError
-from topics_service.statistics import NodeStatistics
+from topics_service.statistics import ShardStatistics
 from topics_service.storage.store import StoreError
 
 log: Final = logging.getLogger("topics.cluster")
@@ -51,6 +51,38 @@ _END_SECONDS: Final = 1.0  # until nothing refers to a term that is over
 
 _UNUSABLE: Final = (BehindCheckpointError, StoreAheadError, StoreError, TopicsError, OSError)
 _DAMAGED: Final = (DamagedObjectError, LaterFormatError, FormatError, BrokenLogError, CheckpointError)
+
+
+class Connections(Protocol):
+    """Connections of clients that are served where the owner is, and passed on elsewhere, as those of Kafka."""
+
+    async def serve(self, term: Term) -> None:
+        """Serve them here from now on."""
+        ...
+
+    async def pass_on(self, seconds: float = ...) -> None:
+        """Pass them on from now on; those that are served here end, after what takes no longer."""
+        ...
+
+
+class Surroundings(Protocol):
+    """What a replica asks of the node and its other shards."""
+
+    def others(self, shard: int) -> Collection[str]:
+        """The names of nodes, this one among them, that could own the shard."""
+        ...
+
+    def is_reluctant(self, shard: int) -> bool:
+        """Return whether another node is to take the shard over, if there is one that can."""
+        ...
+
+    def target(self, shard: int) -> str | None:
+        """The node that the shard is to move to now, for which it is the shard's turn."""
+        ...
+
+    def changed(self) -> None:
+        """Take note that the replica has caught up, or is behind again, or owns the shard."""
+        ...
 
 
 class Replica:
@@ -70,11 +102,13 @@ class Replica:
         followers: Followers,
         place: Place,
         reads: FollowerReads,
-        kafka: KafkaDoor,
+        polls: Polls,
+        surroundings: Surroundings,
+        connections: Connections,
         make_term: Callable[[ShardStore, Ownership], Term],
         set_serving: Callable[[bool], None],
         leave: Callable[[Owner], Awaitable[None]],
-        statistics: NodeStatistics,
+        statistics: ShardStatistics,
     ) -> None:
         """`leave` ends what is under way at an owner that is lost."""
         self._shard = shard
@@ -88,7 +122,9 @@ class Replica:
         self._followers = followers
         self._place = place
         self._reads = reads
-        self._kafka = kafka
+        self._polls = polls
+        self._surroundings = surroundings
+        self._connections = connections
         self._make_term = make_term
         self._set_serving = set_serving
         self._leave = leave
@@ -111,6 +147,11 @@ class Replica:
         self._owned_epoch = 0  # of the newest owner; a fence that was read may be of a node that never owned
         self._leaving: asyncio.Task[None] | None = None
         followers.on_change = self.wake
+
+    @property
+    def is_warm(self) -> bool:
+        """True for an owner that serves, and for a follower that is caught up."""
+        return self._place.term is not None or self._caught_up
 
     @property
     def is_ready(self) -> bool:
@@ -213,11 +254,14 @@ class Replica:
         """Follow the log until this node owns the shard. None: it is stopped."""
         while True:
             follower = self._follower = Follower(self._bucket, store, self._shard, self._directory.newest, store.fence)
+            follower.patience = self._patience
+            self._polls.begin(follower)
             self._set_role("following")
             tasks = [background.start(self._run(follower, store)), background.start(self._link(follower, store))]
             try:
                 seen = await self._until_claimed(tasks[0])
             finally:
+                self._polls.end(follower)
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
@@ -229,7 +273,7 @@ class Replica:
 
     async def _until_claimed(self, following: "asyncio.Task[None]") -> Owner | None:
         """Follow until this node may take over. Return its claim; None: it is stopped."""
-        await self._kafka.pass_on()
+        await self._connections.pass_on()
         while not self._stopping:
             if following.done():
                 following.result()
@@ -254,17 +298,23 @@ class Replica:
         if self._alone_since is None:
             self._alone_since = now
         wanted = self._claims.wanted
-        others = self._views.view.nodes.keys() - {self._me.name, *([owner.node] if owner else [])}
+        others = {*self._surroundings.others(self._shard)} - {self._me.name, *([owner.node] if owner else [])}
         is_alive = owner is None and now - self._heard < _RECENT_SECONDS  # it will claim the shard again
-        is_preferred = wanted == self._me.name or (wanted not in others and not is_alive)
+        waits = is_alive or self._surroundings.is_reluctant(self._shard)
+        is_preferred = wanted == self._me.name or (wanted not in others and not waits)
         if ((self._caught_up and self._reaches_store(_SILENT_SECONDS)) or not others) and is_preferred:
             return True
         return now - self._alone_since > _PATIENCE_SECONDS
 
     def _reaches_store(self, seconds: float = _RECENT_SECONDS) -> bool:
         """Return whether this node, as a follower, has had an answer of the object store within so long."""
-        now = asyncio.get_running_loop().time()
-        return self._follower is not None and now - self._follower.reached < seconds
+        if self._follower is None:
+            return False
+        return asyncio.get_running_loop().time() - max(self._follower.reached, self._polls.reached) < seconds
+
+    def _patience(self) -> float:
+        """The time until the follower looks into the log without a notice."""
+        return self._polls.patience(self._shard) if boottime() - self._heard < _RECENT_SECONDS else _RETRY_SECONDS
 
     def _show(self, owner: Owner | None) -> None:
         """Tell the doors where the owner is."""
@@ -294,6 +344,7 @@ class Replica:
                 self._caught_up = True
                 self.was_ready.set()
                 self._standing_changed.set()
+                self._surroundings.changed()
                 log.info("caught up with the log of shard %d at %d", self._shard, store.position.number - 1)
                 self.wake()
             except BucketError as error:
@@ -415,7 +466,7 @@ class Replica:
         try:
             await term.start(self._set_serving)
             is_announced = await announcing
-            await self._kafka.serve(term)
+            await self._connections.serve(term)
             self._place.here(term, self._me.addresses)
             self._set_role("owning")
             self._statistics.takeovers += 1
@@ -438,7 +489,7 @@ class Replica:
             if not is_kept:
                 self._caught_up = False
                 self._statistics.fenced += 1
-                await self._kafka.pass_on(0.0)
+                await self._connections.pass_on(0.0)
                 await term.abort()
                 await self._claims.give_up(owner)
             await term.release()
@@ -492,10 +543,11 @@ class Replica:
         wanted = self._claims.wanted
         if wanted == self._me.name:
             await self._claims.prefer("")
-        elif wanted in ready:
-            return wanted
+        target = self._surroundings.target(self._shard)
+        if target in ready:
+            return target
         if self._stopping and ready:
-            return max(ready.values(), key=lambda each: each.number).node
+            return (ready.get(wanted or "") or max(ready.values(), key=lambda each: each.number)).node
         return None
 
     async def _hand_over(self, term: Term, store: ShardStore, owner: Owner, target: str) -> bool:
@@ -506,7 +558,7 @@ class Replica:
         self._place.elsewhere(None)
         self._set_serving(False)
         preferring = background.start(self._claims.prefer(target))
-        await asyncio.gather(term.drain(), self._kafka.pass_on())
+        await asyncio.gather(term.drain(), self._connections.pass_on())
         is_kept = term.failure is None and await term.finish()
         if is_kept and standing is not None:
             try:
@@ -551,6 +603,7 @@ class Replica:
         self._statistics.role = role
         if self.is_ready:
             self.was_ready.set()
+        self._surroundings.changed()
 
     async def _pause(self, seconds: float) -> None:
         """Wait for a change, or for so long."""

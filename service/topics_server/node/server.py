@@ -7,40 +7,36 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
+from topics_client.units import counted
 from topics_cluster import formats, identity, objects
 from topics_cluster.bucket import Bucket, BucketError
-from topics_cluster.coordinator import Addresses, Coordinator, CoordinatorError, Node, Owner, Session, boottime
+from topics_cluster.coordinator import Addresses, Coordinator, CoordinatorError, Node, Session, boottime
 from topics_cluster.etcd import EtcdCoordinator
 from topics_cluster.formats import FormatError
-from topics_cluster.forward_grpc import GrpcForwarder
-from topics_cluster.forward_http import ForwardingApp
 from topics_cluster.forward_kafka import Splice
 from topics_cluster.forwarded import ForwardedCalls, ForwardedRequests
-from topics_cluster.identity import IdentityError
-from topics_cluster.owner_search import not_owner
+from topics_cluster.identity import Identity, IdentityError
 from topics_cluster.probe import UnfitStoreError, probe
 from topics_cluster.s3 import S3Bucket
 from topics_cluster.store import ShardStore
 from topics_cluster.takeover import Ownership
-from topics_cluster.trust import Origin, Secret, Signer, Verifier
+from topics_cluster.trust import Secret, Signer, Verifier
 from topics_gateway.app import create_probes
 from topics_gateway.transport import HttpServer
 from topics_net import background
 from topics_server.errors import StartError
 from topics_server.listeners import announce, announce_kafka, gateway_settings, grpc_port, http_server, start_grpc
-from topics_server.node.acceptance import Acceptance
-from topics_server.node.admin import NodeAdmin, NodeProbes
-from topics_server.node.directory import Directory
+from topics_server.node.admin import NodeAdmin
 from topics_server.node.doors import GrpcDoor, HttpDoor, KafkaDoor
-from topics_server.node.gate import LostShardError
 from topics_server.node.links import PeerTls, read_secrets
-from topics_server.node.peers import STANDPOINT, Followers, PeerHandlers, Peers, Standpoint, is_refused, read_standpoint
-from topics_server.node.place import Place
-from topics_server.node.reads import FollowerReads, reader_addresses
-from topics_server.node.replica import Replica
+from topics_server.node.peers import PeerHandlers, is_refused
+from topics_server.node.polls import Polls
+from topics_server.node.probes import NodeProbes
+from topics_server.node.reads import reader_addresses
+from topics_server.node.shard import NodeParts, NodeShard
+from topics_server.node.shards import Shards
 from topics_server.node.term import Term
 from topics_server.node.views import Views
 from topics_server.ports import bracketed
@@ -56,13 +52,16 @@ from topics_service.api.grpc.guard import caller
 from topics_service.api.grpc.server import GrpcPort, create_admin_calls
 from topics_service.api.observers import Observers
 from topics_service.engine.clock import Clock
+from topics_service.engine.placement import Place
 from topics_service.statistics import NodeStatistics
+from topics_service.storage import shardfiles
+from topics_service.storage.store import StoreError
 
 log: Final = logging.getLogger("topics.cluster")
 
-_SHARD: Final = 0
+SERVED_SHARDS = 1
+"""The most shards of a cluster that this release serves: the doors know one. Tests allow more."""
 _RETRY_SECONDS: Final = 1.0
-_ASK_SECONDS: Final = 1.0
 
 Connect = Callable[[Settings], tuple[Bucket, Coordinator]]
 """Opens the object store and the coordinator of the settings. Raises ValueError."""
@@ -77,7 +76,7 @@ def connect(settings: Settings) -> tuple[Bucket, Coordinator]:
 class NodeServer(Serving):
     """A node of a cluster, with the doors of a server: HTTP, gRPC and, if its port is set, Kafka.
 
-    Used as a Server is. It is ready once it is caught up, or owns the shard.
+    Used as a Server is. It is ready once it is caught up with each of its shards, or owns it.
     """
 
     def __init__(
@@ -168,75 +167,58 @@ class _Running:
         self._session: Session | None = None
         self.http_port = self.grpc_port = 0
         self.statistics = NodeStatistics()
-        self._place = Place()
         self._views = Views()
-        self._followers = Followers(_SHARD)
         self._authorizer = settings.authorizer()
         self._audit = AuditLog(resources.audit_file.write) if resources.audit_file is not None else None
         traces = resources.traces
         observers = Observers(*traces.observers, *(() if self._audit is None else (self._audit.observe,)))
-        self._signer = Signer(secret)
-        self._tls = PeerTls(settings)
-        self._acceptance = Acceptance(self._place, self._ask_standpoint, self.statistics)
-        owner, on_refused = self._place.owner, self._acceptance.refused
-        self._forward_http = ForwardingApp(
-            owner,
-            self._signer,
-            tls=self._tls.context,
-            max_connections=settings.max_connections,
-            idle_seconds=min(20.0, settings.header_timeout_seconds / 2),
-            on_refused=on_refused,
-        )
-        self._forward_grpc = GrpcForwarder(
-            owner, self._signer, credentials=self._tls.credentials, on_refused=on_refused
-        )
         self._probes = NodeProbes(self.statistics, observers, lambda: self.is_ready)
-        self._admin = NodeAdmin(
-            settings.cluster,
-            settings.node_name,
-            _SHARD,
+        parts = NodeParts(
+            resources=resources,
+            clock=clock,
             bucket=bucket,
             coordinator=coordinator,
             views=self._views,
-            followers=self._followers,
-            place=self._place,
-            statistics=self.statistics,
-        )
-        self._own_calls = create_admin_calls(
-            self._probes, authorizer=self._authorizer, cluster=self._admin, observer=traces.grpc
-        )
-        self._reads = FollowerReads(
-            clock,
-            gateway_settings(settings),
-            self._probes,
             authorizer=self._authorizer,
-            standpoint=self._ask_standpoint,
-            forward=self._forward_grpc.handler,
-            is_ready=lambda: self.is_ready,
-            observer=traces.grpc,
-            traced=traces.app,
+            signer=Signer(secret),
+            tls=PeerTls(settings),
+            probes=self._probes,
             statistics=self.statistics,
+            polls=Polls(),
         )
         self._grpc: GrpcPort = grpc_port(resources)
         self._http: HttpServer | None = None
         self.kafka = KafkaDoor(
-            resources, lambda sock: Splice(sock, owner, max_connections=settings.kafka_max_connections)
+            resources,
+            lambda sock: Splice(sock, self.shards[0].place.owner, max_connections=settings.kafka_max_connections),
+        )
+        self.shards = Shards(
+            parts, make_term=self._make_term, connections=self.kafka, set_serving=self._grpc.set_serving
+        )
+        self._admin = NodeAdmin(
+            settings.cluster,
+            settings.node_name,
+            bucket=bucket,
+            coordinator=coordinator,
+            views=self._views,
+            shards=self.shards,
+        )
+        self._own_calls = create_admin_calls(
+            self._probes, authorizer=self._authorizer, cluster=self._admin, observer=traces.grpc
         )
         self.reload = self._reload()
-        self._replica: Replica | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._life: asyncio.Task[None] | None = None
 
     @property
     def is_ready(self) -> bool:
-        """See Replica."""
-        return self._replica is not None and self._replica.is_ready
+        """See Shards."""
+        return self.shards.is_ready
 
     async def wait(self) -> None:
         """Return once the node is ready, or has failed to start."""
-        if self._replica is not None and self._life is not None:
-            ready = background.start(_set(self._replica.was_ready))
-            await asyncio.wait((ready, self._life), return_when=asyncio.FIRST_COMPLETED)
+        if self._session is not None:
+            ready = background.start(_set(self.shards.was_ready))
+            await asyncio.wait((ready, *self.shards.lives), return_when=asyncio.FIRST_COMPLETED)
             ready.cancel()
 
     # ------------------------------------------------------------- start
@@ -244,16 +226,17 @@ class _Running:
     async def listen(self) -> None:
         """Open the doors: calls are held until there is an owner. Raises StartError."""
         settings, host = self._settings, bracketed(self._settings.node_host)
-        door = GrpcDoor(self._place, self._forward_grpc, self._own_calls, self._reads, self.statistics)
+        first = self.shards[0]  # the doors know one shard
+        door = GrpcDoor(first.place, first.grpc, self._own_calls, first.reads, self.statistics)
         # The port is known only once it is bound, and others sign for it.
         grpc_verifier, http_verifier = Verifier(self._secret, ""), Verifier(self._secret, "")
         services = Services()
-        services.add_generic_rpc_handlers([PeerHandlers(self._followers, self._standpoint), *self._own_calls.handlers])
+        services.add_generic_rpc_handlers([PeerHandlers(self.shards.find), *self._own_calls.handlers])
         calls = Calls(services, (ForwardedCalls(grpc_verifier, self._audit), door))
         self.grpc_port = await start_grpc(self._grpc, settings, calls)
         grpc_verifier.audience = f"{host}:{self.grpc_port}"
         probes = create_probes(self._probes, gateway_settings(settings), self._authorizer)
-        app = HttpDoor(self._place, self._forward_http, probes, self._reads, self.statistics)
+        app = HttpDoor(first.place, first.http, probes, first.reads, self.statistics)
         self._http = http_server(self._resources, ForwardedRequests(app, http_verifier, self._audit))
         self.http_port = self._http.port
         http_verifier.audience = f"{host}:{self.http_port}"
@@ -264,7 +247,7 @@ class _Running:
             announce_kafka(settings, self.kafka.port)
 
     async def join(self, stop: asyncio.Event) -> None:
-        """Register, and run the replica in the background. Waits for store and coordinator until `stop`.
+        """Register, and run the replicas in the background. Waits for store and coordinator until `stop`.
 
         Raises StartError.
         """
@@ -279,12 +262,15 @@ class _Running:
             zone=settings.cluster_zone,
             version=__version__,
             formats=(objects.READABLE[0], objects.newest()),
+            capacity=settings.cluster_capacity,
         )
         session: Session | None = None
         while self._session is None:
             try:
                 if not me.cluster:
-                    me = replace(me, cluster=await self._cluster_id())
+                    found = await self._identity()
+                    await asyncio.to_thread(self._lay_out, found.shards)
+                    me = replace(me, cluster=found.id, shards=found.shards)
                 await self._check_others(me)
                 session = session or await self._coordinator.session(settings.cluster_lease_seconds)
                 await session.register(me)
@@ -295,38 +281,43 @@ class _Running:
                 if await _is_set_within(stop, _RETRY_SECONDS):
                     return
         assert session is not None, "it was registered"
-        self._replica = replica = Replica(
-            _SHARD,
-            me,
-            bucket=self._bucket,
-            coordinator=self._coordinator,
-            session=session,
-            views=self._views,
-            directory=Directory(self._resources, self._bucket, _SHARD, cluster=me.cluster, node=me.name),
-            peers=Peers(self._signer, me.name, self._tls.credentials, self._acceptance.refused),
-            followers=self._followers,
-            place=self._place,
-            reads=self._reads,
-            kafka=self.kafka,
-            make_term=self._make_term,
-            set_serving=self._grpc.set_serving,
-            leave=self._leave,
-            statistics=self.statistics,
-        )
-        self._tasks = [
-            background.start(self._views.follow(self._coordinator, replica.heard)),
-            background.start(self._measure(session)),
-        ]
-        self._life = background.start(replica.run())
+        self.shards.begin(me, session, settings.cluster_followers)
+        self._tasks = [background.start(self._measure(session))]
         log.info("node %s of the cluster %s at %s", me.name, settings.cluster, me.addresses.grpc)
 
-    async def _cluster_id(self) -> str:
-        """The id of the cluster. Raises StartError unless the store is fit for clusters, and holds this one."""
+    async def _identity(self) -> Identity:
+        """The identity of the cluster. Raises StartError unless the store is fit for clusters, and holds this one."""
         try:
             await probe(self._bucket)
-            return (await identity.load(self._bucket)).id
+            found = await identity.load(self._bucket)
         except (UnfitStoreError, IdentityError) as error:
             raise self._store_error(error) from None
+        if found.shards > SERVED_SHARDS:
+            raise self._store_error(
+                f"the cluster has {found.shards} shards, and nodes of this release serve clusters with {SERVED_SHARDS}"
+            )
+        return found
+
+    def _lay_out(self, shards: int) -> None:
+        """Make the data directory one of so many shards. Raises StartError if it is one of another number."""
+        path = self._settings.data_path
+        try:
+            found = shardfiles.count_of(path)
+            if shards > 1 and found is None and not (path / "CURRENT").exists():
+                shardfiles.create(path, shards)
+                return
+        except (StoreError, OSError) as error:
+            raise StartError(f"{path} can't be used: {error}") from None
+        if found is None and shards > 1:
+            raise StartError(
+                f"{path} has the topics of a single server, or of a cluster with one shard, and this one has {shards}: "
+                "give the node another directory"
+            )
+        if found is not None and (found != shards or shards == 1):
+            raise StartError(
+                f"{path} is laid out for {counted(found, 'shard')}, and the cluster has {shards}: give the node "
+                "another directory"
+            )
 
     async def _check_format(self) -> None:
         """Raise StartError if the log has a format that is not for this release."""
@@ -335,15 +326,17 @@ class _Running:
         except FormatError as error:
             raise self._store_error(error) from None
 
-    def _store_error(self, error: Exception) -> StartError:
+    def _store_error(self, error: object) -> StartError:
         return StartError(f"TOPICS_CLUSTER_STORE {self._settings.cluster_store}/{self._settings.cluster}: {error}")
 
     async def _check_others(self, me: Node) -> None:
-        """Raise StartError if another node lives that has the name, or is of another cluster with the same name."""
+        """Raise StartError if another node lives that has the name, is of another cluster with the same name, or knows
+        of another number of shards."""
         for other in (await self._coordinator.view()).nodes.values():
             is_strange = other.cluster not in ("", me.cluster)
+            is_split = other.shards != me.shards
             is_namesake = other.name == me.name and other.addresses != me.addresses
-            if not (is_strange or is_namesake) or await is_refused(other.addresses.grpc):
+            if not (is_strange or is_namesake or is_split) or await is_refused(other.addresses.grpc):
                 continue
             if is_strange:
                 raise StartError(
@@ -351,15 +344,21 @@ class _Running:
                     f"{self._settings.cluster}: give each cluster in this etcd its own TOPICS_CLUSTER, and all nodes "
                     "of one cluster the same TOPICS_CLUSTER_STORE"
                 )
+            if is_split:
+                raise StartError(
+                    f"the node {other.name} at {other.addresses.grpc} knows the cluster to have {other.shards} shards, "
+                    f"and {identity.NAME} says {me.shards}: it must not be replaced"
+                )
             raise StartError(
                 f"another node with the name {me.name} lives at {other.addresses.grpc}: TOPICS_CLUSTER_NODE must be "
                 "unique"
             )
 
-    def _make_term(self, store: ShardStore, ownership: Ownership) -> Term:
+    def _make_term(self, shard: NodeShard, store: ShardStore, ownership: Ownership) -> Term:
         assert self._session is not None
+        count = len(self.shards)
         return Term(
-            self._resources,
+            self._resources if count == 1 else self._resources.for_shard(shard.number, count),
             self._clock,
             store,
             ownership,
@@ -367,50 +366,26 @@ class _Running:
             session=self._session,
             authorizer=self._authorizer,
             cluster=self._admin,
-            bulk_readers=self._bulk_readers,
+            bulk_readers=lambda: self._bulk_readers(shard),
             statistics=self.statistics,
+            place=Place(shard.number, len(self.shards)),
         )
 
-    def _bulk_readers(self) -> Sequence[tuple[str, int]]:
+    def _bulk_readers(self, shard: NodeShard) -> Sequence[tuple[str, int]]:
         """The followers, to callers that they know: users of CREATE USER are known to the owner only."""
         if self._authorizer.users.is_stored(caller()):
             return ()
         nodes = self._views.view.nodes
-        ready = [name for name, each in self._followers.standings.items() if each.caught_up and name in nodes]
+        ready = [name for name, each in shard.followers.standings.items() if each.caught_up and name in nodes]
         return reader_addresses([nodes[name].addresses.grpc for name in ready])
-
-    async def _standpoint(self) -> Standpoint:
-        """That of this node as the owner, for a follower. Raises TopicsError."""
-        term = self._place.term
-        if term is None:
-            raise not_owner()
-        try:
-            return await term.standpoint()
-        except LostShardError as error:
-            term.lose(error)
-            raise not_owner() from error
-
-    async def _ask_standpoint(self) -> Standpoint:
-        """Ask the owner for its. Raises `not_ready`, which is a DistrustedError if the owner refuses the call."""
-        origin = Origin(self._settings.node_name, "")
-        reply = await self._forward_grpc.ask(STANDPOINT, b"", origin, _ASK_SECONDS)
-        try:
-            return read_standpoint(reply)
-        except msgspec.MsgspecError:
-            raise not_owner() from None
-
-    async def _leave(self, owner: Owner) -> None:
-        """End what is under way at an owner that is lost."""
-        self._forward_http.leave(owner.addresses.http)
-        await self._forward_grpc.leave(owner.addresses.grpc)
 
     async def _measure(self, session: Session) -> None:
         """Keep the figures that change with time."""
         while True:
             self.statistics.lease_seconds = session.valid_until - boottime()
             self.statistics.nodes = len(self._views.view.nodes)
-            term = self._place.term
-            self.statistics.unacknowledged_bytes = 0 if term is None else term.uploader.unacknowledged_bytes
+            for shard in self.shards:
+                shard.measure()
             await asyncio.sleep(_RETRY_SECONDS / 4)
 
     def _reload(self) -> Callable[[], None]:
@@ -437,20 +412,21 @@ class _Running:
         return run
 
     def _remove_sessions(self, key_id: str) -> None:
-        term = self._place.term
-        if term is not None:
-            term.core.api.watches.remove_sessions(key_id)
+        for shard in self.shards:
+            if shard.place.term is not None:
+                shard.place.term.core.api.watches.remove_sessions(key_id)
 
     # -------------------------------------------------------------- stop
 
     async def stop(self) -> None:
         """Hand over, then close the doors, and leave the cluster."""
         self._probes.draining = True
-        if self._life is not None and self._replica is not None:
-            self._replica.stop()
-            await asyncio.wait((self._life,))
+        failure: BaseException | None = None
+        try:
+            await self.shards.stop()
+        except Exception as error:
+            failure = error
         self._grpc.set_serving(False)
-        self._acceptance.stop()
         for task in self._tasks:
             task.cancel()
         if self._session is not None:
@@ -461,13 +437,12 @@ class _Running:
         if self._http is not None:
             stops.append(self._http.stop(seconds))
         await asyncio.gather(*stops)
-        self._forward_http.close()
-        await self._forward_grpc.close()
+        await self.shards.close()
         self._authorizer.passwords.close()
         await self._coordinator.close()
         await self._bucket.close()
-        if self._life is not None:
-            self._life.result()
+        if failure is not None:
+            raise failure
 
 
 async def _set(event: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""The time in which a node owns the shard: its core, and the calls that it serves."""
+"""The time in which a node owns a shard: its core, and the calls that it serves."""
 
 import asyncio
 import contextlib
@@ -30,6 +30,7 @@ from topics_service.api.grpc.server import create_calls
 from topics_service.api.running import RunningCalls
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import TopicsError
+from topics_service.engine.placement import SINGLE, SQL_SHARD, Place
 from topics_service.statistics import NodeStatistics
 from topics_service.storage.store import StoreLostError
 
@@ -57,8 +58,9 @@ class Term:
         cluster: ClusterApi,
         bulk_readers: BulkReaders,
         statistics: NodeStatistics,
+        place: Place = SINGLE,
     ) -> None:
-        """Begin to upload; `store` is that of the takeover."""
+        """Begin to upload; `store` is that of the takeover. `place` is the shard's among those of the cluster."""
         self.ownership = ownership
         self.on_change: Callable[[], None] = lambda: None
         """Called on the loop when objects were acknowledged, or the shard was lost."""
@@ -74,11 +76,13 @@ class Term:
             window=resources.settings.cluster_window,
             linger=resources.settings.cluster_linger_ms / 1000,
         )
-        uploader.statistics.latency = statistics.puts
+        uploader.statistics.latency = statistics.shards[ownership.shard].puts
         store.own(uploader)
         self.uploader = uploader
         self.gate = ReadGate(session, bucket, uploader, ownership.nonce)
-        self.core = Core(resources, clock, store, authorizer=authorizer, commit=self._commit, node=statistics)
+        self.core = Core(
+            resources, clock, store, authorizer=authorizer, commit=self._commit, node=statistics, place=place
+        )
         self.calls = create_calls(
             self.core.api,
             authorizer=authorizer,
@@ -114,7 +118,8 @@ class Term:
         stored = self._store.take_catalog()
         await maintenance.recover(self.core.engine, asyncio.Event(), self._store.life, stored)
         maintenance.log_ready(self.core.engine)
-        self.core.recovered()
+        if self.ownership.shard == SQL_SHARD:  # it has the users of CREATE USER
+            self.core.recovered()
 
     def position(self) -> Standpoint:
         """The position behind everything that was written."""

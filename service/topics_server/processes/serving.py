@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from topics_server import maintenance
 from topics_server.core import Core
+from topics_server.forwarder import Forwarder
 from topics_server.lag import LoopLag
 from topics_server.listeners import Listeners
 from topics_server.notices import Shutdown, log_stopped
@@ -25,14 +26,12 @@ from topics_service.api.scheduling.commit import Commit
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
 from topics_service.engine.placement import Place
-from topics_service.storage import shardfiles
 from topics_service.storage.holding import Hold
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
 from topics_shards.topics import ShardedTopics
 
 _AT_ONCE: Final = 8  # stores that are opened or closed
-_MIN_TABLES: Final = 32  # that a store may keep open
 _OTHERS_SECONDS: Final = 2.0  # beyond the drain, for the other processes to be done as well
 _HEALTH_SECONDS: Final = 0.1
 
@@ -98,11 +97,10 @@ class ShardedServer(Serving):
             settings = replace(self._settings, memory_bytes=self._settings.memory_bytes // processes)
             resources = Resources.open(settings, opens_store=False, shares_ports=self._share is not None)
             stack.callback(resources.close, is_sound=True)
-            tables = max(_MIN_TABLES, resources.tables // len(shards))
-            paths = [self._of_shard(resources, shard).settings for shard in shards]
+            parts = [resources.for_shard(shard, len(shards)) for shard in shards]
             stack.callback(self._close_stores)
             with ThreadPoolExecutor(_AT_ONCE) as pool:
-                opening = [pool.submit(open_store, each, tables) for each in paths]
+                opening = [pool.submit(open_store, each.settings, each.tables) for each in parts]
                 wait(opening)
                 for shard, opened in zip(shards, opening, strict=True):
                     if opened.exception() is None:
@@ -111,13 +109,6 @@ class ShardedServer(Serving):
                 opened.result()
             self._resources = resources
             stack.pop_all()
-
-    def _of_shard(self, resources: Resources, shard: int) -> Resources:
-        settings = resources.settings
-        path = shardfiles.directory(settings.data_path, shard)
-        return resources.with_settings(
-            replace(settings, data_dir=str(path), memory_bytes=self._settings.memory_bytes // self._count)
-        )
 
     async def startup(self) -> None:
         """Listen, recover, serve. Health probes are answered during recovery; Kafka is listened on after it.
@@ -130,7 +121,7 @@ class ShardedServer(Serving):
         board = Board(self._count) if self._share is None else self._share.board
         cores = {
             shard: Core(
-                self._of_shard(resources, shard),
+                resources.for_shard(shard, len(self._stores)),
                 self._clock,
                 store,
                 authorizer=authorizer,
@@ -151,7 +142,11 @@ class ShardedServer(Serving):
             self._hangups.follow(self._reload(resources, served, readers))
         self._background = [
             asyncio.create_task(each)
-            for each in (lag.run(), *(work for core in cores.values() for work in core.background(_unheard)))
+            for each in (
+                lag.run(),
+                Forwarder(*(core.engine.routers for core in cores.values())).run(),
+                *(work for core in cores.values() for work in core.background(_unheard, forwards=False)),
+            )
         ]
         await listeners.start()
         self._tell(listening=True)
@@ -162,7 +157,7 @@ class ShardedServer(Serving):
                 core.recovered()
             core.api.metrics.recovery_seconds = time.monotonic() - began
             if core.engine.recovered >= 1:
-                core.api.parts.resume()
+                served.recovered(core)
         maintenance.log_ready(*(core.engine for core in cores.values()))
         served.health.write()
         self._background += [
@@ -171,8 +166,18 @@ class ShardedServer(Serving):
         ]
         listeners.grpc.set_serving(served.api.ready().ready)
         if not self._stop.is_set():
-            await listeners.start_kafka()
+            await self._start_kafka(listeners)
             self._tell(serving=True)
+
+    async def _start_kafka(self, listeners: Listeners) -> None:
+        """Listen for Kafka once all shards answer, unless the server stops before."""
+        tasks = [asyncio.ensure_future(each) for each in (listeners.start_kafka(), self._stop.wait())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        if not tasks[0].cancelled():
+            tasks[0].result()
 
     def _tell(self, **message: Any) -> None:
         if self._share is not None:

@@ -35,6 +35,7 @@ ACTIONS: Final[Mapping[str, tuple[str, str]]] = {
     "topics.v1.AdminService.CreateCheckpoint": ("checkpoint.create", "checkpoint"),
     "topics.v1.AdminService.ReleaseCheckpoint": ("checkpoint.release", "checkpoint"),
     "topics.v1.AdminService.MoveShard": ("shard.move", "shard"),
+    "topics.v1.AdminService.DrainNode": ("node.drain", "node"),
 }
 """The logged RPCs: the action, and the name of its target's kind."""
 

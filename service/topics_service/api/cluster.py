@@ -17,10 +17,14 @@ class NodeState(Struct, frozen=True, kw_only=True):
     version: str
     formats: tuple[int, int]
     """The oldest and the newest version of the log that it reads."""
+    capacity: int
+    """The weight of its share of the shards."""
+    is_drained: bool
+    """True for one that is to own no shard."""
 
 
 class FollowerState(Struct, frozen=True, kw_only=True):
-    """A node that follows a shard, and the newest object that it has applied."""
+    """A node that follows a shard, and the newest object that it has applied (0: not known here)."""
 
     node: str
     number: int
@@ -28,14 +32,15 @@ class FollowerState(Struct, frozen=True, kw_only=True):
 
 
 class ShardState(Struct, frozen=True, kw_only=True):
-    """A shard: its owner ("": none) with its epoch (0 while it takes over), the newest durable object, and the node
-    that is wanted as owner ("": none). Only the owner knows its followers."""
+    """A shard: its owner ("": none) with its epoch (0 while it takes over), the newest durable object, and the nodes
+    that an operator, and the placement, want as its owner ("": none). Only the owner knows where its followers are."""
 
     shard: int
     owner: str
     epoch: int
     number: int
     wanted: str
+    target: str
     followers: Sequence[FollowerState]
 
 
@@ -61,5 +66,13 @@ class ClusterApi(Protocol):
         """Hand a shard to a node; return the epoch in which that owns it.
 
         Raises TopicsError `invalid_request` for a shard or node that is not there, `not_ready` if it takes too long.
+        """
+        ...
+
+    async def drain(self, node: str, *, is_drained: bool) -> int:
+        """Let a node own no shards, or own some again; return the number of those that it owns at present.
+
+        Raises TopicsError `invalid_request` for a node that is not there, or the only one that can own shards;
+        `not_ready` if the coordinator does not answer.
         """
         ...

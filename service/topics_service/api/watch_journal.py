@@ -3,16 +3,18 @@
 import re
 import secrets
 from array import array
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
 
+_PROCESS_BYTES: Final = 2
 _NAME_WEIGHT: Final = 300  # bytes of a name in the dictionaries of a journal
 _CHANGE_WEIGHT: Final = 12
 _FRAME_WEIGHT: Final = 8
 _MAX_WEIGHT: Final = 1 << 20  # of one journal
 _SHARE: Final = 8  # and at most 1/8 of all
-_TOKEN: Final = re.compile(r"place_(?:(?P<process>[0-9]{1,5})-)?(?P<key>[A-Za-z0-9_-]{16})_(?P<mark>[0-9]{1,19})")
+_TOKEN: Final = re.compile(r"place_(?P<key>[A-Za-z0-9_-]{16})_(?P<mark>[0-9]{1,19})")
 
 MAX_IN_ID: Final = 64
 """Maximum number of cursors spelled out in an id: 64 take at most 27 KB, which fits into a request head."""
@@ -23,9 +25,9 @@ class Journal:
 
     __slots__ = ("_changed", "_ends", "_first", "_last", "_names", "_numbers", "_seqs", "_start", "key", "wid")
 
-    def __init__(self, wid: str, cursors: Mapping[str, int]) -> None:
-        """`wid` is the session of the stream, `cursors` its present resume cursors."""
-        self.key = secrets.token_urlsafe(12)
+    def __init__(self, wid: str, cursors: Mapping[str, int], process: int | None = None) -> None:
+        """`wid` is the session of the stream, `cursors` its present resume cursors; see `new_id` for `process`."""
+        self.key = new_id(12, process)
         self.wid = wid
         self._first = 0  # the mark of _start
         self._start = dict(cursors)
@@ -99,8 +101,8 @@ class Journal:
 class Journals:
     """Journals of all streams, in at most `max_bytes` in total: the least recently used is dropped first."""
 
-    def __init__(self, max_bytes: int, process: str = "") -> None:
-        """`process` is the part of tokens that says which of several processes they are of."""
+    def __init__(self, max_bytes: int, process: int | None = None) -> None:
+        """`process` is the number of this one of several processes, which tokens name."""
         self._max_bytes = max_bytes
         self._process = process
         self._weight = 0
@@ -119,14 +121,14 @@ class Journals:
         `journal` is the stream's present journal, if any.
         """
         if journal is None or journal.key not in self._journals:
-            journal = Journal(wid, cursors)
+            journal = Journal(wid, cursors, self._process)
             self._journals[journal.key] = journal
             self._keys_by_session.setdefault(wid, set()).add(journal.key)
         mark = journal.note(cursors)
         if journal.weight > min(_MAX_WEIGHT, self._max_bytes // _SHARE):
             journal.trim()
         self._weigh(journal)
-        return journal, f"place_{self._process}{journal.key}_{mark}"
+        return journal, f"place_{journal.key}_{mark}"
 
     def recall(self, token: str) -> tuple[str, dict[str, int]] | None:
         """Look up the session and the resume cursors of a token; None if it has expired or is invalid."""
@@ -158,12 +160,25 @@ class Journals:
             del self._keys_by_session[wid]
 
 
-def process_of(token: str) -> int | None:
-    """Return the number of the process that a token is of, if it says one."""
-    found = _TOKEN.fullmatch(token)
-    return int(found["process"]) if found is not None and found["process"] else None
-
-
 def is_token(text: str) -> bool:
     """Return True if a text has the form of a token. The base64 of a JSON object begins with another letter."""
     return _TOKEN.fullmatch(text) is not None
+
+
+def process_of(token: str) -> int | None:
+    """Return the number of the process that a token of one of several is of; None for what is no token."""
+    found = _TOKEN.fullmatch(token)
+    return None if found is None else process_in(found["key"])
+
+
+def new_id(size: int, process: int | None) -> str:
+    """Return an unguessable id of so many bytes. It begins with the number of a process, if that is one of several."""
+    if process is None:
+        return secrets.token_urlsafe(size)
+    raw = process.to_bytes(_PROCESS_BYTES, "big") + secrets.token_bytes(size - _PROCESS_BYTES)
+    return urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def process_in(new: str) -> int:
+    """Return the process in a `new_id`; some number for any other text of 4 or more of its letters."""
+    return int.from_bytes(urlsafe_b64decode(new[:4])[:_PROCESS_BYTES], "big")

@@ -1,7 +1,6 @@
 """Watch sessions: subscriptions that outlive their streams, found by an unguessable `wid` (docs/contract.md, 8.1)."""
 
 import re
-import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -9,7 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from topics_service.api.access.auth import Principal
-from topics_service.api.watch_journal import Journals
+from topics_service.api.watch_journal import Journals, new_id, process_in
 from topics_service.api.watch_stream import INSTANCE, Watch, WatchStream
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.names import is_topic_name
@@ -21,13 +20,13 @@ _MAX_TOPICS: Final = 256
 _MAX_FIRSTS: Final = 4096
 
 
-_WID: Final = re.compile(r"wid_(?P<process>[0-9]{1,5})-[A-Za-z0-9_-]{22}")
+_WID: Final = re.compile(r"wid_([A-Za-z0-9_-]{22})")
 
 
 def process_of(wid: str) -> int | None:
-    """Return the number of the process that a session is in, if its id says one."""
+    """Return the number of the process that a session of one of several is in; None for what is no id."""
     found = _WID.fullmatch(wid)
-    return None if found is None else int(found["process"])
+    return None if found is None else process_in(found[1])
 
 
 def unknown_session() -> TopicsError:
@@ -184,8 +183,8 @@ class Sessions:
         self._max_sessions = max_sessions
         self._ttl_ms = ttl_ms
         self._counter = counter
-        self._process = "" if process is None else f"{process}-"
-        self.journals = Journals(journal_bytes, self._process)
+        self._process = process
+        self.journals = Journals(journal_bytes, process)
         self._sessions: dict[str, Session] = {}
         self._idle: OrderedDict[str, float] = OrderedDict()  # idle since, the longest first
 
@@ -197,7 +196,7 @@ class Sessions:
                 "there are as many watch sessions as this server allows",
                 {"limit": "max_watch_sessions", "max": self._max_sessions},
             )
-        wid = f"wid_{self._process}{secrets.token_urlsafe(16)}"
+        wid = f"wid_{new_id(16, self._process)}"
         session = self._sessions[wid] = Session(wid, request, watch, principal, self._ttl_ms, self._counter)
         self._idle[wid] = self._now()
         self._statistics.sessions = len(self._sessions)

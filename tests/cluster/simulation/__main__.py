@@ -1,4 +1,5 @@
-"""`PYTHONPATH=tests python -m cluster.simulation SEED [--steps N] [--topics] [--trace]`: one life again, exactly."""
+"""One life again, exactly: `PYTHONPATH=tests python -m cluster.simulation SEED [--steps N] [--topics] [--shards N]
+[--trace]`."""
 
 import argparse
 import traceback
@@ -13,8 +14,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help=f"how many ({STEPS})")
     parser.add_argument("--trace", action="store_true", help="print every step")
     parser.add_argument("--topics", action="store_true", help="owners have engines")
+    parser.add_argument("--shards", type=int, default=1, help="how many (1)")
     given = parser.parse_args()
-    trace, failure = run(given.seed, given.steps, topics=given.topics, show=given.trace)
+    trace, failure = run(given.seed, given.steps, topics=given.topics, shards=given.shards, show=given.trace)
     print(f"trace {trace.digest}")
     if failure is None:
         for kind, times in sorted(trace.met.items()):

@@ -133,3 +133,34 @@ REQUIRED_OF_TOPICS = {
     "writes lost to a takeover": 161,
 }
 """Of owners with engines."""
+
+REQUIRED_OF_SHARDS = {
+    "a checkpoint": 30,
+    "a checkpoint restored": 50,
+    "a contender that gave way": 6,
+    "a contest": 16,
+    "a crash between two writes of a node": 2,
+    "a directory given up: LostShardError": 30,
+    "a directory that is no part of the log": 7,
+    "a directory used again": 40,
+    "a fence": 220,
+    "a handover": 55,
+    "a kill": 8,
+    "a kill of an owner": 30,
+    "a move for the balance": 60,
+    "a new disk": 12,
+    "a node cut off from the coordinator": 12,
+    "a node cut off from the store": 15,
+    "a power cut": 10,
+    "a read": 650,
+    "a read after a look": 390,
+    "a read at a follower": 200,
+    "a replica begun": 140,
+    "a replica that was spare": 30,
+    "a sleep of an owner": 10,
+    "a takeover": 160,
+    "an acknowledgement": 6400,
+    "an owner that was fenced": 22,
+    "data of the log collected": 40,
+}
+"""Of owners of three shards, whose clients write rows."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -13,10 +15,10 @@ from unittest.mock import patch
 from cluster.simulation.clients import Clients, Rows, Service, Topics
 from cluster.simulation.coordinator import Coordinator
 from cluster.simulation.loop import run_virtual
-from cluster.simulation.node import Node
+from cluster.simulation.node import FOLLOWERS, Machine, Node
 from cluster.simulation.objectstore import CALM, ObjectStore, Weather
 from cluster.simulation.oracle import Oracle
-from cluster.simulation.owner import SHARD, Owner
+from cluster.simulation.owner import Owner
 from cluster.simulation.store import RawBatch
 from simulation.scenario import small_engine
 
@@ -48,28 +50,32 @@ class Failure:
     error: BaseException
     last: list[str]
     topics: bool
+    shards: int
 
     def __str__(self) -> str:
         lines = "\n".join(self.last)
         return (
             f"{lines}\nseed {self.seed} fails at step {self.step}: {self.error!r}\n"
-            f"again: {COMMAND} {self.seed} --steps {self.step} {options(self.topics)}--trace"
+            f"again: {COMMAND} {self.seed} --steps {self.step} {options(self.topics, self.shards)}--trace"
         )
 
 
-def options(topics: bool) -> str:
+def options(topics: bool, shards: int = 1) -> str:
     """The words behind the number of a seed that repeat its life."""
-    return "--topics " if topics else ""
+    return ("--topics " if topics else "") + (f"--shards {shards} " if shards > 1 else "")
 
 
 class Life:
-    """Two to four nodes, one object store, one coordinator. With `topics` owners have engines, else rows."""
+    """Two to four nodes, one object store, one coordinator. With `topics` owners have engines, else rows; several
+    shards are placed on the nodes as by the program."""
 
-    def __init__(self, seed: int, trace: Trace, *, topics: bool) -> None:
+    def __init__(self, seed: int, trace: Trace, *, topics: bool, shards: int = 1) -> None:
+        assert shards == 1 or not topics, "the clients of engines know one shard"
         self.trace = trace
         self.dice = Random(f"{seed} life")
-        self.oracle = Oracle(SHARD, trace)
-        self.store = ObjectStore(lambda: self.now, self.oracle.made)
+        self.oracles = [Oracle(shard, trace) for shard in range(shards)]
+        self.oracle = self.oracles[0]
+        self.store = ObjectStore(lambda: self.now, self._made)
         self.coordinator = Coordinator(lambda: self.now, Random(f"{seed} coordinator"))
         self.weather = self.dice.choice((CALM, ROUGH, ROUGH, STORMY))
         self.is_busy = True
@@ -77,7 +83,13 @@ class Life:
         """Return whether no node takes over before a lease ends."""
         self.pauses = self.dice.choice(((0.001, 0.05, 0.2), (0.3, 2.0)))
         """Between two writes of clients, in seconds."""
-        self.nodes = [Node(self, name, Random(f"{seed} {name}")) for name in "abcd"[: self.dice.randint(2, 4)]]
+        self.machines = [Machine(self, name) for name in "abcd"[: self.dice.randint(2, 4)]]
+        self.nodes: list[Node] = []
+        for machine in self.machines:
+            for shard in range(shards):
+                dice = Random(f"{seed} {machine.name}{shard or ''}")
+                machine.nodes.append(Node(self, machine, shard, dice))
+            self.nodes += machine.nodes
         self.service: Service | None = None
         if topics:
             self.service = Service(seed, trace)
@@ -103,6 +115,14 @@ class Life:
     def now(self) -> float:
         """The true time."""
         return asyncio.get_running_loop().time()
+
+    def machine(self, name: str) -> Machine:
+        """The machine of a name."""
+        return next(machine for machine in self.machines if machine.name == name)
+
+    def _made(self, name: str, data: bytes) -> None:
+        for oracle in self.oracles:
+            oracle.made(name, data)
 
     def new_key(self) -> bytes:
         """The key of a row, which is written once."""
@@ -137,15 +157,15 @@ class Life:
             acts.result()
         finally:
             acts.cancel()
-            for node in self.nodes:
-                node.kill()
+            for machine in self.machines:
+                machine.kill()
             await asyncio.sleep(0)
             self._failure.cancel()
 
     async def _act(self, steps: int) -> None:
-        for node in self.nodes:
-            if node is self.nodes[0] or self.dice.random() < 0.8:  # others join later
-                node.start()
+        for machine in self.machines:
+            if machine is self.machines[0] or self.dice.random() < 0.8:  # others join later
+                machine.start()
         for step in range(1, steps + 1):
             self.trace.step = step
             await self._call()
@@ -167,31 +187,35 @@ class Life:
         """Faults end, somebody owns, and everybody reads the log to its end."""
         self.weather = replace(CALM)
         self.coordinator.is_away = False
-        for node in self.nodes:
-            node.is_cut_off = node.is_alone = node.wants = False
-            node.hands_over_to = None
-            if node.disk is not None:
-                node.disk.mend()
-            node.wake()
-            if not node.is_alive:
-                node.start()
+        for machine in self.machines:
+            machine.is_cut_off = machine.is_alone = False
+            for node in machine.nodes:
+                node.wants, node.hands_over_to = False, None
+                if node.disk is not None:
+                    node.disk.mend()
+            machine.runs.set()
+            if not machine.is_alive:
+                machine.start()
         self.tell("faults end")
-        before = self.oracle.acknowledged
+        before = [oracle.acknowledged for oracle in self.oracles]
         until = self.now + END_SECONDS
-        while self.oracle.acknowledged <= before + 3 or sum(node.owner is not None for node in self.nodes) != 1:
-            demand(self.now < until, "nothing is acknowledged any more, or by several")
+        while not (self._is_served(before) and self._is_placed()):
+            demand(
+                self.now < until, "nothing is acknowledged any more, or by several, or shards are not where they belong"
+            )
             await self._call()
             self._read(self.nodes[0])
             await asyncio.sleep(0.5)
         self.is_busy = False
         while not self._is_at_rest():
-            demand(self.now < until, f"no rest: {[(n.name, n.store and n.store.ticket) for n in self.nodes]}")
+            demand(self.now < until, f"no rest: {[(n.name, n.shard, n.store and n.store.ticket) for n in self.nodes]}")
             self._read(self.nodes[0])
             await self._close()
             await asyncio.sleep(0.5)
         for node in self.nodes:
-            assert node.store is not None
-            self.oracle.has(node.name, len(self.oracle.facts), node.store.disk)
+            if node.is_kept:
+                assert node.store is not None
+                node.oracle.has(node.name, len(node.oracle.facts), node.store.disk)
         if self.service is not None:
             self.service.move(self.nodes[0].store.disk.rows())
             self._clients.end()
@@ -205,57 +229,84 @@ class Life:
             with suppress(TopicsError):
                 await service.newest.finish()
 
+    def _is_served(self, before: list[int]) -> bool:
+        """Return whether each shard has one owner, who has acknowledged something."""
+        owned = Counter(node.shard for node in self.nodes if node.owner is not None)
+        return all(
+            oracle.acknowledged > least + 3 and owned[shard] == 1
+            for shard, (oracle, least) in enumerate(zip(self.oracles, before, strict=True))
+        )
+
+    def _is_placed(self) -> bool:
+        """Return whether each of several shards has its followers, and each node its share."""
+        if len(self.oracles) == 1:
+            return True
+        warm = Counter(node.shard for node in self.nodes if node.is_warm)
+        owned = Counter(node.name for node in self.nodes if node.owner is not None)
+        share = len(self.oracles) / len(self.machines)
+        return all(warm[shard] > FOLLOWERS for shard in range(len(self.oracles))) and all(
+            math.floor(share) <= owned[machine.name] <= math.ceil(share) for machine in self.machines
+        )
+
     def _is_at_rest(self) -> bool:
-        total = len(self.oracle.facts)
-        is_closed = self.service is None or self.service.closed_at == total
+        is_closed = self.service is None or self.service.closed_at == len(self.oracle.facts)
         return is_closed and all(
-            node.store is not None and node.store.ticket == total and not node.store.is_ahead for node in self.nodes
+            node.store is not None and node.store.ticket == len(node.oracle.facts) and not node.store.is_ahead
+            for node in self.nodes
+            if node.is_kept
         )
 
     # ---------------------------------------------------------------- what happens
 
+    def _of_shard(self, node: Node) -> list[Node]:
+        """The nodes of one's shard."""
+        return [each for each in self.nodes if each.shard == node.shard]
+
     def _kill(self, node: Node) -> None:
-        if not node.is_alive:
-            node.start()
+        machine = node.machine
+        if not machine.is_alive:
+            machine.start()
             self.tell(f"{node.name} starts")
             return
         how = self.dice.choice(("kill", "power cut", "new disk"))
         self.trace.meet(f"a {how}")
-        self.trace.meet("a kill of an owner", node.owner is not None)
+        self.trace.meet("a kill of an owner", sum(each.owner is not None for each in machine.nodes))
         self.tell(f"{node.name}: {how}")
-        node.kill(power=how == "power cut")
+        machine.kill(power=how == "power cut")
         if how == "new disk":
-            node.disk = None
+            for each in machine.nodes:
+                each.disk = None
         if self.dice.random() < 0.5:
-            node.start()
+            machine.start()
 
     def _sleep(self, node: Node) -> None:
         if node.is_asleep:
-            node.wake()
+            node.machine.runs.set()
             self.tell(f"{node.name} wakes")
-        elif node.is_alive:
-            node.sleep()
+        elif node.machine.is_alive:
+            node.machine.runs.clear()
             self.trace.meet("a sleep of an owner", node.owner is not None)
             self.tell(f"{node.name} sleeps")
 
     def _cut_off(self, node: Node) -> None:
-        node.is_cut_off = not node.is_cut_off
+        node.machine.is_cut_off = not node.is_cut_off
         self.trace.meet("a node cut off from the store", node.is_cut_off)
         self.tell(f"{node.name} {'is cut off from' if node.is_cut_off else 'reaches'} the store")
 
     def _leave_alone(self, node: Node) -> None:
-        node.is_alone = not node.is_alone
-        self.trace.meet("a node cut off from the coordinator", node.is_alone)
-        self.tell(f"{node.name} {'is cut off from' if node.is_alone else 'reaches'} the coordinator")
+        machine = node.machine
+        machine.is_alone = not machine.is_alone
+        self.trace.meet("a node cut off from the coordinator", machine.is_alone)
+        self.tell(f"{node.name} {'is cut off from' if machine.is_alone else 'reaches'} the coordinator")
 
     def _contend(self, node: Node) -> None:
-        for each in {node, *(other for other in self.nodes if self.dice.random() < 0.3)}:
+        for each in {node, *(other for other in self._of_shard(node) if self.dice.random() < 0.3)}:
             each.wants = True
         self.trace.meet("a contest")
 
     def _hand_over(self, node: Node) -> None:
         if node.owner is not None:
-            others = [each for each in self.nodes if each is not node and each.is_alive]
+            others = [each for each in self._of_shard(node) if each is not node and each.is_alive]
             node.hands_over_to = self.dice.choice(others) if others else None
 
     def _trip(self, node: Node) -> None:
@@ -275,7 +326,7 @@ class Life:
         for node in self.nodes:
             if node.owner is not None and not node.is_asleep and self.dice.random() < 0.7:
                 node.spawn(node.owner.read())
-                other = self.dice.choice(self.nodes)
+                other = self.dice.choice(self._of_shard(node))
                 if other.is_alive and other.owner is None:
                     other.spawn(other.read(node.owner))
 
@@ -298,16 +349,18 @@ def small_cluster() -> Iterator[None]:
         yield
 
 
-def run(seed: int, steps: int = STEPS, *, topics: bool = False, show: bool = False) -> tuple[Trace, Failure | None]:
+def run(
+    seed: int, steps: int = STEPS, *, topics: bool = False, shards: int = 1, show: bool = False
+) -> tuple[Trace, Failure | None]:
     """One life, and what went wrong with it."""
     trace = Trace(show=show)
 
     async def main() -> None:
-        await Life(seed, trace, topics=topics).run(steps)
+        await Life(seed, trace, topics=topics, shards=shards).run(steps)
 
     with small_cluster():
         try:
             run_virtual(main)
         except Exception as error:
-            return trace, Failure(seed, trace.step, error, list(trace.last), topics)
+            return trace, Failure(seed, trace.step, error, list(trace.last), topics, shards)
         return trace, None

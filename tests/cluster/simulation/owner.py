@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from cluster.simulation.life import Life
     from cluster.simulation.node import Node
 
-SHARD = 0
 NEVER = 1e18
 PATIENCE = 10.0
 """Seconds until a handover is given up."""
@@ -42,7 +41,7 @@ def _uploader(node: "Node", position: Position, nonce: bytes) -> Uploader:
         patch.object(uploading.asyncio, "new_event_loop", lambda: loop),
         patch.object(uploading.threading, "Thread", _NoThread),
     ):
-        return Uploader(node.bucket, SHARD, position, nonce, window=node.dice.choice((1, 4, 4, 8)))
+        return Uploader(node.bucket, node.shard, position, nonce, window=node.dice.choice((1, 4, 4, 8)))
 
 
 class Owner:
@@ -60,7 +59,7 @@ class Owner:
         self._lost = asyncio.Event()
         self._made: list[int] = []
         store.own(self.uploader)
-        store.lasting = lambda: life.oracle.durable(ownership.epoch)
+        store.lasting = lambda: node.oracle.durable(ownership.epoch)
         add = self.uploader.add
 
         def made(batch: tuple[int, list[Row]]) -> None:
@@ -109,11 +108,11 @@ class Owner:
     async def _confirm(self) -> None:
         """Return once the claim is this node's, with its fence in the log: while another one had it in between, that
         one may trust its lease."""
-        while self.life.is_leased and not await self._session.keeps():
+        while self.life.is_leased and not await self._session.keeps(self.node.shard):
             self.check()
-            if await self._session.claim():
+            if await self._session.claim(self.node.shard):
                 return
-            if await self._session.sees_another():
+            if await self._session.sees_another(self.node.shard):
                 raise LostShardError("another node has claimed it")
             await self.node.pause(0.1)
 
@@ -159,19 +158,19 @@ class Owner:
 
     def _acknowledge(self, ticket: int) -> None:
         start = self.ownership.position.ticket
-        self.life.oracle.has_acknowledged(
+        self.node.oracle.has_acknowledged(
             self.node.name, ticket, self._made[self.acknowledged - start : ticket - start]
         )
         self.acknowledged = ticket
 
     async def _announce(self) -> None:
         """Renew the claim whenever its lease has ended: another node may have owned in between."""
-        if not await self._session.keeps():
+        if not await self._session.keeps(self.node.shard):
             self.gate.doubt()
         while not self.is_lost:
-            if self.node.now >= self._session.valid_until or self.gate._is_doubted:
+            if self.node.now >= self._session.holds_until(self.node.shard) or self.gate._is_doubted:
                 self.gate.doubt()
-                if await self._session.claim():
+                if await self._session.claim(self.node.shard):
                     try:
                         await self.gate.trust()
                     except LostShardError:
@@ -195,7 +194,7 @@ class Owner:
 
     async def read(self) -> None:
         """A client reads."""
-        oracle, at_least = self.life.oracle, self.life.oracle.acknowledged
+        oracle, at_least = self.node.oracle, self.node.oracle.acknowledged
         if await self.standpoint() is not None and not self.node.is_asleep:
             oracle.is_whole(self.node.name, self.acknowledged, at_least)
             self.life.trace.meet("a read")

@@ -9,11 +9,11 @@ from pathlib import Path
 from random import SystemRandom
 
 import pytest
-from cluster.simulation.coverage import REQUIRED, REQUIRED_OF_TOPICS
+from cluster.simulation.coverage import REQUIRED, REQUIRED_OF_SHARDS, REQUIRED_OF_TOPICS
 from cluster.simulation.life import STEPS, options, run
 
 _TESTS = Path(__file__).parents[2]
-SEEDS, TOPICS_SEEDS = range(1, 81), range(1, 61)
+SEEDS, TOPICS_SEEDS, SHARDS_SEEDS = range(1, 81), range(1, 61), range(1, 31)
 TAKEOVERS = 10_000
 OF_TOPICS = 0.3
 """The part of the lives with engines in a soak: they take three times as long."""
@@ -21,28 +21,33 @@ OF_TOPICS = 0.3
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("topics", "seeds", "required"), [(False, SEEDS, REQUIRED), (True, TOPICS_SEEDS, REQUIRED_OF_TOPICS)]
+    ("topics", "shards", "seeds", "required"),
+    [
+        (False, 1, SEEDS, REQUIRED),
+        (True, 1, TOPICS_SEEDS, REQUIRED_OF_TOPICS),
+        (False, 3, SHARDS_SEEDS, REQUIRED_OF_SHARDS),
+    ],
 )
-def test_whole_lives(topics: bool, seeds: range, required: dict[str, int]) -> None:
+def test_whole_lives(topics: bool, shards: int, seeds: range, required: dict[str, int]) -> None:
     """Nothing is wrong in any of them, and what they are about did happen in them."""
     met: Counter[str] = Counter()
     for seed in seeds:
-        trace, failure = run(seed, topics=topics)
+        trace, failure = run(seed, topics=topics, shards=shards)
         assert failure is None, str(failure)
         met.update(trace.met)
     rare = {kind: (met[kind], least) for kind, least in required.items() if met[kind] < least}
     assert not rare, f"met too rarely (times, least): {rare}"
 
 
-@pytest.mark.parametrize("topics", [False, True])
-def test_a_seed_is_one_life(topics: bool) -> None:
+@pytest.mark.parametrize(("topics", "shards"), [(False, 1), (True, 1), (False, 3)])
+def test_a_seed_is_one_life(topics: bool, shards: int) -> None:
     """To the last word of its trace; also in another process, where sets and dicts of text have another order."""
-    trace, failure = run(3, topics=topics)
-    again, _ = run(3, topics=topics)
+    trace, failure = run(3, topics=topics, shards=shards)
+    again, _ = run(3, topics=topics, shards=shards)
     assert failure is None
     assert trace.digest == again.digest
     environ = os.environ | {"PYTHONPATH": str(_TESTS), "PYTHONHASHSEED": "3"}
-    command = [sys.executable, "-m", "cluster.simulation", "3", "--trace", *options(topics).split()]
+    command = [sys.executable, "-m", "cluster.simulation", "3", "--trace", *options(topics, shards).split()]
     told = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=True).stdout
     assert f"trace {trace.digest}" in told
     assert "faults end" in told
@@ -57,7 +62,8 @@ def test_whole_lives_for_long(capsys: pytest.CaptureFixture[str]) -> None:
     met: Counter[str] = Counter()
     while met["a takeover"] < TAKEOVERS or time.monotonic() < start + float(os.environ["TOPICS_SOAK_SECONDS"]):
         steps, topics = dice.choice((STEPS // 2, STEPS, 3 * STEPS)), dice.random() < OF_TOPICS
-        trace, failure = run(dice.getrandbits(40), steps, topics=topics)
+        shards = 1 if topics else dice.choice((1, 1, 2, 3))
+        trace, failure = run(dice.getrandbits(40), steps, topics=topics, shards=shards)
         assert failure is None, str(failure)
         met.update(trace.met)
         lives += 1

@@ -131,6 +131,8 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
                     version=each.version,
                     oldest_format=each.formats[0],
                     newest_format=each.formats[1],
+                    capacity=each.capacity,
+                    drained=each.is_drained,
                 )
                 for each in state.nodes
             ],
@@ -142,6 +144,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
                     epoch=each.epoch,
                     number=each.number,
                     wanted=each.wanted,
+                    target=each.target,
                     followers=[
                         pb.ClusterFollower(node=follower.node, number=follower.number, caught_up=follower.caught_up)
                         for follower in each.followers
@@ -156,6 +159,12 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         with self._api.observers("shard.move", facts, caller()):
             facts["epoch"] = await self._own_cluster().move(request.shard, request.node)
         return pb.MoveShardResponse(epoch=facts["epoch"])
+
+    async def DrainNode(self, request: pb.DrainNodeRequest, context: Context) -> pb.DrainNodeResponse:
+        facts: Facts = {"node": request.node, "drained": not request.undo}
+        with self._api.observers("node.drain", facts, caller()):
+            left = await self._own_cluster().drain(request.node, is_drained=not request.undo)
+        return pb.DrainNodeResponse(shards=left)
 
     def _own_cluster(self) -> ClusterApi:
         if self._cluster is None:

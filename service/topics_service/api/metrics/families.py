@@ -15,6 +15,7 @@ from topics_service.statistics import (
     KafkaStatistics,
     NodeStatistics,
     RequestStatistics,
+    ShardStatistics,
     SpaceStatistics,
     SqlStatistics,
     TraceStatistics,
@@ -125,24 +126,43 @@ def requests(
 
 
 def cluster(node: NodeStatistics) -> Iterator[Metric]:
-    """A node of a cluster."""
-    roles = [((role,), float(role == node.role)) for role in NODE_ROLES]
-    yield gauge("cluster_role", "1 for the role of this node, 0 for the others.", roles, ("role",))
-    yield gauge("cluster_epoch", "Epoch of the shard's owner, as this node knows it.", node.epoch)
-    yield gauge("cluster_number", "Number of the newest object that is acknowledged or applied.", node.number)
-    yield gauge("cluster_behind_objects", "Objects that a follower knows of and has not applied.", node.behind)
+    """A node of a cluster. With several shards, what is of a shard has a label `shard`."""
+    shards = node.shards
+    names = ("shard",) if len(shards) > 1 else ()
+    labels = [(str(number),) if names else () for number in range(len(shards))]
+
+    def each(value: Callable[[ShardStatistics], float]) -> list[tuple[tuple[str, ...], float]]:
+        return [(label, value(shard)) for label, shard in zip(labels, shards, strict=True)]
+
+    shown = NODE_ROLES if names else NODE_ROLES[:-1]
+    roles = [
+        ((*label, role), float(role == shard.role))
+        for label, shard in zip(labels, shards, strict=True)
+        for role in shown
+    ]
+    yield gauge("cluster_role", "1 for the role of this node, 0 for the others.", roles, (*names, "role"))
+    epoch = "Epoch of the shard's owner, as this node knows it."
+    yield gauge("cluster_epoch", epoch, each(lambda shard: shard.epoch), names)
+    number = "Number of the newest object that is acknowledged or applied."
+    yield gauge("cluster_number", number, each(lambda shard: shard.number), names)
+    behind = "Objects that a follower knows of and has not applied."
+    yield gauge("cluster_behind_objects", behind, each(lambda shard: shard.behind), names)
     yield gauge("cluster_nodes", "Nodes that live.", node.nodes)
-    yield gauge("cluster_followers", "Followers of the owner that are caught up.", node.followers)
+    followers = "Followers of the owner that are caught up."
+    yield gauge("cluster_followers", followers, each(lambda shard: shard.followers), names)
     yield gauge("cluster_lease_seconds", "Rest of the node's lease; below 0 it has ended.", node.lease_seconds)
     unacknowledged = "Bytes of writes that are not in the object store yet."
-    yield gauge("cluster_unacknowledged_bytes", unacknowledged, node.unacknowledged_bytes)
-    puts = Histogram(tuple(bound / 1e6 for bound in node.puts.bounds))
-    puts.counts, puts.sum = list(node.puts.counts), node.puts.sum / 1e6
-    yield histogram("cluster_put_seconds", "Time until the object store had an object.", [((), puts)])
-    yield counter("cluster_takeovers", "Times that this node became the owner, handovers too.", node.takeovers)
-    yield counter("cluster_handovers", "Times that this node handed the shard over.", node.handovers)
-    yield counter("cluster_fenced", "Times that this node lost the shard.", node.fenced)
-    yield counter("cluster_probes", "Looks into the object store before reads, without a lease.", node.probes)
+    held = each(lambda shard: shard.unacknowledged_bytes)
+    yield gauge("cluster_unacknowledged_bytes", unacknowledged, held, names)
+    puts = [(label, _seconds(shard.puts)) for label, shard in zip(labels, shards, strict=True)]
+    yield histogram("cluster_put_seconds", "Time until the object store had an object.", puts, names)
+    takeovers = "Times that this node became the owner, handovers too."
+    yield counter("cluster_takeovers", takeovers, each(lambda shard: shard.takeovers), names)
+    handovers = "Times that this node handed the shard over."
+    yield counter("cluster_handovers", handovers, each(lambda shard: shard.handovers), names)
+    yield counter("cluster_fenced", "Times that this node lost the shard.", each(lambda shard: shard.fenced), names)
+    probes = "Looks into the object store before reads, without a lease."
+    yield counter("cluster_probes", probes, each(lambda shard: shard.probes), names)
     reads = "Reads that this node has served as a follower, from its own rows."
     yield counter("cluster_follower_reads", reads, node.follower_reads)
     forwarded = [((door,), count) for door, count in node.forwarded.items()]
@@ -150,3 +170,10 @@ def cluster(node: NodeStatistics) -> Iterator[Metric]:
     yield counter(
         "cluster_refused", "Of these, and of this node's own, those whose signature it refused.", node.refused
     )
+
+
+def _seconds(micros: Histogram) -> Histogram:
+    """The same in seconds."""
+    found = Histogram(tuple(bound / 1e6 for bound in micros.bounds))
+    found.counts, found.sum = list(micros.counts), micros.sum / 1e6
+    return found

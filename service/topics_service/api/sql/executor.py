@@ -7,10 +7,11 @@ also when it takes several slices of the event loop. Waiting for durability come
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
+from topics_service.api.parts import PartsApi
 from topics_service.api.placements import Placements
 from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.sql import rights
@@ -45,6 +46,9 @@ from topics_service.engine.tables.transaction import TableTransaction
 from topics_service.engine.tables.types import Value
 from topics_service.statistics import SqlStatistics
 
+if TYPE_CHECKING:  # it imports this
+    from topics_service.api.interfaces import Consumers
+
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 
@@ -77,11 +81,13 @@ class SqlApi:
         self.admit = admit
         self.settle = settle
         self.pressure = pressure
-        self.consumers = consumers
+        self.consumers: Consumers = consumers  # replaced where there are several shards
         self.users = users
         self.system = system
         self.observers = observers
         self.timeout_seconds = timeout_seconds
+        self.parts: PartsApi | None = None
+        """The parts of topics in other shards, which learn of definitions before these are acknowledged."""
         self.placements: Placements | None = None
         """The homes of topics, where there are other shards than that of SQL."""
         self.plans = PlanCache(reader)
@@ -417,11 +423,14 @@ class _Run:
         with api.observers("sql.define", self._facts(action), self._principal):
             async with placing(api.placements, action):
                 await self._lock()
+                known = {} if api.parts is None else api.parts.pending()
                 try:
                     action = cast("plans.Definition", self._plan(newest=True).action)
                     ticket = await self._finish(api.tables.define(action))
                 finally:
                     api.writing.release()
+                if api.parts is not None:
+                    await api.parts.finish_since(known)
                 await api.settle(ticket)
             if isinstance(action, plans.CreateIndex):
                 return await self._built(action)

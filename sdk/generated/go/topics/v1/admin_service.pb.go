@@ -962,7 +962,11 @@ type ClusterNode struct {
 	// Oldest format of the log that it reads.
 	OldestFormat uint32 `protobuf:"varint,7,opt,name=oldest_format,json=oldestFormat,proto3" json:"oldest_format,omitempty"`
 	// Newest format of the log that it reads.
-	NewestFormat  uint32 `protobuf:"varint,8,opt,name=newest_format,json=newestFormat,proto3" json:"newest_format,omitempty"`
+	NewestFormat uint32 `protobuf:"varint,8,opt,name=newest_format,json=newestFormat,proto3" json:"newest_format,omitempty"`
+	// Weight of its share of the shards (TOPICS_CLUSTER_CAPACITY).
+	Capacity uint32 `protobuf:"varint,9,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	// True for a node that is to own no shard (DrainNode).
+	Drained       bool `protobuf:"varint,10,opt,name=drained,proto3" json:"drained,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1053,7 +1057,21 @@ func (x *ClusterNode) GetNewestFormat() uint32 {
 	return 0
 }
 
-// A shard of the cluster. There is one today, with number 0.
+func (x *ClusterNode) GetCapacity() uint32 {
+	if x != nil {
+		return x.Capacity
+	}
+	return 0
+}
+
+func (x *ClusterNode) GetDrained() bool {
+	if x != nil {
+		return x.Drained
+	}
+	return false
+}
+
+// A shard of the cluster. They have the numbers from 0 on.
 type ClusterShard struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of the shard.
@@ -1066,8 +1084,10 @@ type ClusterShard struct {
 	Number uint64 `protobuf:"varint,4,opt,name=number,proto3" json:"number,omitempty"`
 	// Name of the node to which the shard is to be moved; empty if there is none.
 	Wanted string `protobuf:"bytes,5,opt,name=wanted,proto3" json:"wanted,omitempty"`
-	// Followers of the shard, by name; empty unless the owner has answered.
-	Followers     []*ClusterFollower `protobuf:"bytes,6,rep,name=followers,proto3" json:"followers,omitempty"`
+	// Followers of the shard, by name; while its owner does not answer, those that were caught up.
+	Followers []*ClusterFollower `protobuf:"bytes,6,rep,name=followers,proto3" json:"followers,omitempty"`
+	// Name of the node that is to own it by the cluster's placement; empty while that is not known.
+	Target        string `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1144,12 +1164,19 @@ func (x *ClusterShard) GetFollowers() []*ClusterFollower {
 	return nil
 }
 
+func (x *ClusterShard) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
 // A node that follows a shard.
 type ClusterFollower struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the node.
 	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// Number of the newest object that it has applied, as the owner heard last.
+	// Number of the newest object that it has applied, as the owner heard last; 0 while the owner does not answer.
 	Number uint64 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
 	// True if it could take over at once.
 	CaughtUp      bool `protobuf:"varint,3,opt,name=caught_up,json=caughtUp,proto3" json:"caught_up,omitempty"`
@@ -1208,6 +1235,107 @@ func (x *ClusterFollower) GetCaughtUp() bool {
 	return false
 }
 
+// Asks for DrainNode.
+type DrainNodeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the node.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// True to let it own shards again.
+	Undo          bool `protobuf:"varint,2,opt,name=undo,proto3" json:"undo,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainNodeRequest) Reset() {
+	*x = DrainNodeRequest{}
+	mi := &file_topics_v1_admin_service_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainNodeRequest) ProtoMessage() {}
+
+func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_admin_service_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
+func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *DrainNodeRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *DrainNodeRequest) GetUndo() bool {
+	if x != nil {
+		return x.Undo
+	}
+	return false
+}
+
+// Answers DrainNode.
+type DrainNodeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of shards that the node owns at present.
+	Shards        uint32 `protobuf:"varint,1,opt,name=shards,proto3" json:"shards,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainNodeResponse) Reset() {
+	*x = DrainNodeResponse{}
+	mi := &file_topics_v1_admin_service_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainNodeResponse) ProtoMessage() {}
+
+func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_admin_service_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
+func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *DrainNodeResponse) GetShards() uint32 {
+	if x != nil {
+		return x.Shards
+	}
+	return 0
+}
+
 // Asks for MoveShard.
 type MoveShardRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1221,7 +1349,7 @@ type MoveShardRequest struct {
 
 func (x *MoveShardRequest) Reset() {
 	*x = MoveShardRequest{}
-	mi := &file_topics_v1_admin_service_proto_msgTypes[19]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1233,7 +1361,7 @@ func (x *MoveShardRequest) String() string {
 func (*MoveShardRequest) ProtoMessage() {}
 
 func (x *MoveShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_admin_service_proto_msgTypes[19]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1246,7 +1374,7 @@ func (x *MoveShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveShardRequest.ProtoReflect.Descriptor instead.
 func (*MoveShardRequest) Descriptor() ([]byte, []int) {
-	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{19}
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MoveShardRequest) GetShard() uint32 {
@@ -1274,7 +1402,7 @@ type MoveShardResponse struct {
 
 func (x *MoveShardResponse) Reset() {
 	*x = MoveShardResponse{}
-	mi := &file_topics_v1_admin_service_proto_msgTypes[20]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1286,7 +1414,7 @@ func (x *MoveShardResponse) String() string {
 func (*MoveShardResponse) ProtoMessage() {}
 
 func (x *MoveShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_admin_service_proto_msgTypes[20]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1299,7 +1427,7 @@ func (x *MoveShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveShardResponse.ProtoReflect.Descriptor instead.
 func (*MoveShardResponse) Descriptor() ([]byte, []int) {
-	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{20}
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *MoveShardResponse) GetEpoch() uint64 {
@@ -1363,7 +1491,7 @@ const file_topics_v1_admin_service_proto_rawDesc = "" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12,\n" +
 	"\x05nodes\x18\x03 \x03(\v2\x16.topics.v1.ClusterNodeR\x05nodes\x12/\n" +
 	"\x06shards\x18\x04 \x03(\v2\x17.topics.v1.ClusterShardR\x06shards\x12\x16\n" +
-	"\x06format\x18\x05 \x01(\rR\x06format\"\xd7\x01\n" +
+	"\x06format\x18\x05 \x01(\rR\x06format\"\x8d\x02\n" +
 	"\vClusterNode\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04http\x18\x02 \x01(\tR\x04http\x12\x12\n" +
@@ -1372,18 +1500,27 @@ const file_topics_v1_admin_service_proto_rawDesc = "" +
 	"\x04zone\x18\x05 \x01(\tR\x04zone\x12\x18\n" +
 	"\aversion\x18\x06 \x01(\tR\aversion\x12#\n" +
 	"\roldest_format\x18\a \x01(\rR\foldestFormat\x12#\n" +
-	"\rnewest_format\x18\b \x01(\rR\fnewestFormat\"\xba\x01\n" +
+	"\rnewest_format\x18\b \x01(\rR\fnewestFormat\x12\x1a\n" +
+	"\bcapacity\x18\t \x01(\rR\bcapacity\x12\x18\n" +
+	"\adrained\x18\n" +
+	" \x01(\bR\adrained\"\xd2\x01\n" +
 	"\fClusterShard\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x16\n" +
 	"\x06number\x18\x04 \x01(\x04R\x06number\x12\x16\n" +
 	"\x06wanted\x18\x05 \x01(\tR\x06wanted\x128\n" +
-	"\tfollowers\x18\x06 \x03(\v2\x1a.topics.v1.ClusterFollowerR\tfollowers\"Z\n" +
+	"\tfollowers\x18\x06 \x03(\v2\x1a.topics.v1.ClusterFollowerR\tfollowers\x12\x16\n" +
+	"\x06target\x18\a \x01(\tR\x06target\"Z\n" +
 	"\x0fClusterFollower\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x1b\n" +
-	"\tcaught_up\x18\x03 \x01(\bR\bcaughtUp\"<\n" +
+	"\tcaught_up\x18\x03 \x01(\bR\bcaughtUp\":\n" +
+	"\x10DrainNodeRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
+	"\x04undo\x18\x02 \x01(\bR\x04undo\"+\n" +
+	"\x11DrainNodeResponse\x12\x16\n" +
+	"\x06shards\x18\x01 \x01(\rR\x06shards\"<\n" +
 	"\x10MoveShardRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\")\n" +
@@ -1392,7 +1529,7 @@ const file_topics_v1_admin_service_proto_rawDesc = "" +
 	"\rMetricsFormat\x12\x1e\n" +
 	"\x1aMETRICS_FORMAT_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13METRICS_FORMAT_TEXT\x10\x01\x12\x17\n" +
-	"\x13METRICS_FORMAT_JSON\x10\x022\x80\x06\n" +
+	"\x13METRICS_FORMAT_JSON\x10\x022\xcd\x06\n" +
 	"\fAdminService\x12i\n" +
 	"\tGetHealth\x12\x1b.topics.v1.GetHealthRequest\x1a\x1c.topics.v1.GetHealthResponse\"!\x82\xd3\xe4\x93\x02\x18Z\n" +
 	"\x12\b/healthz\x12\n" +
@@ -1405,7 +1542,8 @@ const file_topics_v1_admin_service_proto_rawDesc = "" +
 	"\x11ReleaseCheckpoint\x12#.topics.v1.ReleaseCheckpointRequest\x1a$.topics.v1.ReleaseCheckpointResponse\"\x03\x90\x02\x02\x12N\n" +
 	"\n" +
 	"GetCluster\x12\x1c.topics.v1.GetClusterRequest\x1a\x1d.topics.v1.GetClusterResponse\"\x03\x90\x02\x01\x12K\n" +
-	"\tMoveShard\x12\x1b.topics.v1.MoveShardRequest\x1a\x1c.topics.v1.MoveShardResponse\"\x03\x90\x02\x02B\x8b\x01\n" +
+	"\tMoveShard\x12\x1b.topics.v1.MoveShardRequest\x1a\x1c.topics.v1.MoveShardResponse\"\x03\x90\x02\x02\x12K\n" +
+	"\tDrainNode\x12\x1b.topics.v1.DrainNodeRequest\x1a\x1c.topics.v1.DrainNodeResponse\"\x03\x90\x02\x02B\x8b\x01\n" +
 	"\rcom.topics.v1B\x11AdminServiceProtoP\x01Z\"topics.test/sdk/topics/v1;topicsv1\xa2\x02\x03TXX\xaa\x02\tTopics.V1\xca\x02\tTopics\\V1\xe2\x02\x15Topics\\V1\\GPBMetadata\xea\x02\n" +
 	"Topics::V1b\x06proto3"
 
@@ -1422,7 +1560,7 @@ func file_topics_v1_admin_service_proto_rawDescGZIP() []byte {
 }
 
 var file_topics_v1_admin_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_topics_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_topics_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_topics_v1_admin_service_proto_goTypes = []any{
 	(MetricsFormat)(0),                // 0: topics.v1.MetricsFormat
 	(*GetHealthRequest)(nil),          // 1: topics.v1.GetHealthRequest
@@ -1444,8 +1582,10 @@ var file_topics_v1_admin_service_proto_goTypes = []any{
 	(*ClusterNode)(nil),               // 17: topics.v1.ClusterNode
 	(*ClusterShard)(nil),              // 18: topics.v1.ClusterShard
 	(*ClusterFollower)(nil),           // 19: topics.v1.ClusterFollower
-	(*MoveShardRequest)(nil),          // 20: topics.v1.MoveShardRequest
-	(*MoveShardResponse)(nil),         // 21: topics.v1.MoveShardResponse
+	(*DrainNodeRequest)(nil),          // 20: topics.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),         // 21: topics.v1.DrainNodeResponse
+	(*MoveShardRequest)(nil),          // 22: topics.v1.MoveShardRequest
+	(*MoveShardResponse)(nil),         // 23: topics.v1.MoveShardResponse
 }
 var file_topics_v1_admin_service_proto_depIdxs = []int32{
 	5,  // 0: topics.v1.GetReadyResponse.writes_refused:type_name -> topics.v1.WritesRefused
@@ -1461,17 +1601,19 @@ var file_topics_v1_admin_service_proto_depIdxs = []int32{
 	11, // 10: topics.v1.AdminService.CreateCheckpoint:input_type -> topics.v1.CreateCheckpointRequest
 	13, // 11: topics.v1.AdminService.ReleaseCheckpoint:input_type -> topics.v1.ReleaseCheckpointRequest
 	15, // 12: topics.v1.AdminService.GetCluster:input_type -> topics.v1.GetClusterRequest
-	20, // 13: topics.v1.AdminService.MoveShard:input_type -> topics.v1.MoveShardRequest
-	2,  // 14: topics.v1.AdminService.GetHealth:output_type -> topics.v1.GetHealthResponse
-	4,  // 15: topics.v1.AdminService.GetReady:output_type -> topics.v1.GetReadyResponse
-	7,  // 16: topics.v1.AdminService.GetMetrics:output_type -> topics.v1.GetMetricsResponse
-	9,  // 17: topics.v1.AdminService.ListBulkReaders:output_type -> topics.v1.ListBulkReadersResponse
-	12, // 18: topics.v1.AdminService.CreateCheckpoint:output_type -> topics.v1.CreateCheckpointResponse
-	14, // 19: topics.v1.AdminService.ReleaseCheckpoint:output_type -> topics.v1.ReleaseCheckpointResponse
-	16, // 20: topics.v1.AdminService.GetCluster:output_type -> topics.v1.GetClusterResponse
-	21, // 21: topics.v1.AdminService.MoveShard:output_type -> topics.v1.MoveShardResponse
-	14, // [14:22] is the sub-list for method output_type
-	6,  // [6:14] is the sub-list for method input_type
+	22, // 13: topics.v1.AdminService.MoveShard:input_type -> topics.v1.MoveShardRequest
+	20, // 14: topics.v1.AdminService.DrainNode:input_type -> topics.v1.DrainNodeRequest
+	2,  // 15: topics.v1.AdminService.GetHealth:output_type -> topics.v1.GetHealthResponse
+	4,  // 16: topics.v1.AdminService.GetReady:output_type -> topics.v1.GetReadyResponse
+	7,  // 17: topics.v1.AdminService.GetMetrics:output_type -> topics.v1.GetMetricsResponse
+	9,  // 18: topics.v1.AdminService.ListBulkReaders:output_type -> topics.v1.ListBulkReadersResponse
+	12, // 19: topics.v1.AdminService.CreateCheckpoint:output_type -> topics.v1.CreateCheckpointResponse
+	14, // 20: topics.v1.AdminService.ReleaseCheckpoint:output_type -> topics.v1.ReleaseCheckpointResponse
+	16, // 21: topics.v1.AdminService.GetCluster:output_type -> topics.v1.GetClusterResponse
+	23, // 22: topics.v1.AdminService.MoveShard:output_type -> topics.v1.MoveShardResponse
+	21, // 23: topics.v1.AdminService.DrainNode:output_type -> topics.v1.DrainNodeResponse
+	15, // [15:24] is the sub-list for method output_type
+	6,  // [6:15] is the sub-list for method input_type
 	6,  // [6:6] is the sub-list for extension type_name
 	6,  // [6:6] is the sub-list for extension extendee
 	0,  // [0:6] is the sub-list for field type_name
@@ -1488,7 +1630,7 @@ func file_topics_v1_admin_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_topics_v1_admin_service_proto_rawDesc), len(file_topics_v1_admin_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   21,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

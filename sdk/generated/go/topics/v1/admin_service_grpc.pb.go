@@ -30,6 +30,7 @@ const (
 	AdminService_ReleaseCheckpoint_FullMethodName = "/topics.v1.AdminService/ReleaseCheckpoint"
 	AdminService_GetCluster_FullMethodName        = "/topics.v1.AdminService/GetCluster"
 	AdminService_MoveShard_FullMethodName         = "/topics.v1.AdminService/MoveShard"
+	AdminService_DrainNode_FullMethodName         = "/topics.v1.AdminService/DrainNode"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -64,9 +65,15 @@ type AdminServiceClient interface {
 	GetCluster(ctx context.Context, in *GetClusterRequest, opts ...grpc.CallOption) (*GetClusterResponse, error)
 	// Hands a shard to another node: its owner stops taking writes, makes those under way durable and gives it up. Calls
 	// wait meanwhile. Answers once the node serves the shard. Scope: admin, of a key without prefixes. gRPC only.
-	// Errors: invalid_request for a node that does not live or a shard that there is not, or at a server that is no
-	// node of a cluster; not_ready if the shard has not moved within 10 s.
+	// Errors: invalid_request for a node that does not live or is drained, or a shard that there is not, or at a server
+	// that is no node of a cluster; not_ready if the shard has not moved within 10 s. A node that still catches up with
+	// the shard gets it after that, unless another node is named meanwhile.
 	MoveShard(ctx context.Context, in *MoveShardRequest, opts ...grpc.CallOption) (*MoveShardResponse, error)
+	// Lets a node own no shards, or own some again. Its shards move to other nodes one by one, which GetCluster shows.
+	// Scope: admin, of a key without prefixes. gRPC only.
+	// Errors: invalid_request for a node that does not live, or the only one that can own shards, or at a server that is
+	// no node of a cluster; not_ready if etcd does not answer.
+	DrainNode(ctx context.Context, in *DrainNodeRequest, opts ...grpc.CallOption) (*DrainNodeResponse, error)
 }
 
 type adminServiceClient struct {
@@ -157,6 +164,16 @@ func (c *adminServiceClient) MoveShard(ctx context.Context, in *MoveShardRequest
 	return out, nil
 }
 
+func (c *adminServiceClient) DrainNode(ctx context.Context, in *DrainNodeRequest, opts ...grpc.CallOption) (*DrainNodeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainNodeResponse)
+	err := c.cc.Invoke(ctx, AdminService_DrainNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -189,9 +206,15 @@ type AdminServiceServer interface {
 	GetCluster(context.Context, *GetClusterRequest) (*GetClusterResponse, error)
 	// Hands a shard to another node: its owner stops taking writes, makes those under way durable and gives it up. Calls
 	// wait meanwhile. Answers once the node serves the shard. Scope: admin, of a key without prefixes. gRPC only.
-	// Errors: invalid_request for a node that does not live or a shard that there is not, or at a server that is no
-	// node of a cluster; not_ready if the shard has not moved within 10 s.
+	// Errors: invalid_request for a node that does not live or is drained, or a shard that there is not, or at a server
+	// that is no node of a cluster; not_ready if the shard has not moved within 10 s. A node that still catches up with
+	// the shard gets it after that, unless another node is named meanwhile.
 	MoveShard(context.Context, *MoveShardRequest) (*MoveShardResponse, error)
+	// Lets a node own no shards, or own some again. Its shards move to other nodes one by one, which GetCluster shows.
+	// Scope: admin, of a key without prefixes. gRPC only.
+	// Errors: invalid_request for a node that does not live, or the only one that can own shards, or at a server that is
+	// no node of a cluster; not_ready if etcd does not answer.
+	DrainNode(context.Context, *DrainNodeRequest) (*DrainNodeResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -225,6 +248,9 @@ func (UnimplementedAdminServiceServer) GetCluster(context.Context, *GetClusterRe
 }
 func (UnimplementedAdminServiceServer) MoveShard(context.Context, *MoveShardRequest) (*MoveShardResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method MoveShard not implemented")
+}
+func (UnimplementedAdminServiceServer) DrainNode(context.Context, *DrainNodeRequest) (*DrainNodeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DrainNode not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -391,6 +417,24 @@ func _AdminService_MoveShard_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_DrainNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).DrainNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_DrainNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).DrainNode(ctx, req.(*DrainNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -429,6 +473,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "MoveShard",
 			Handler:    _AdminService_MoveShard_Handler,
+		},
+		{
+			MethodName: "DrainNode",
+			Handler:    _AdminService_DrainNode_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -477,6 +477,8 @@ class ClusterNode(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     OLDEST_FORMAT_FIELD_NUMBER: _builtins.int
     NEWEST_FORMAT_FIELD_NUMBER: _builtins.int
+    CAPACITY_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the node (TOPICS_CLUSTER_NODE)."""
     http: _builtins.str
@@ -493,6 +495,10 @@ class ClusterNode(_message.Message):
     """Oldest format of the log that it reads."""
     newest_format: _builtins.int
     """Newest format of the log that it reads."""
+    capacity: _builtins.int
+    """Weight of its share of the shards (TOPICS_CLUSTER_CAPACITY)."""
+    drained: _builtins.bool
+    """True for a node that is to own no shard (DrainNode)."""
     def __init__(
         self,
         *,
@@ -504,10 +510,12 @@ class ClusterNode(_message.Message):
         version: _builtins.str = ...,
         oldest_format: _builtins.int = ...,
         newest_format: _builtins.int = ...,
+        capacity: _builtins.int = ...,
+        drained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc", b"grpc", "http", b"http", "kafka", b"kafka", "name", b"name", "newest_format", b"newest_format", "oldest_format", b"oldest_format", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "drained", b"drained", "grpc", b"grpc", "http", b"http", "kafka", b"kafka", "name", b"name", "newest_format", b"newest_format", "oldest_format", b"oldest_format", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -515,7 +523,7 @@ Global___ClusterNode: _TypeAlias = ClusterNode  # noqa: Y015
 
 @_typing.final
 class ClusterShard(_message.Message):
-    """A shard of the cluster. There is one today, with number 0."""
+    """A shard of the cluster. They have the numbers from 0 on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -525,6 +533,7 @@ class ClusterShard(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     WANTED_FIELD_NUMBER: _builtins.int
     FOLLOWERS_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     """Number of the shard."""
     owner: _builtins.str
@@ -535,9 +544,11 @@ class ClusterShard(_message.Message):
     """Number of the newest object of the shard's log that the answering node knows to be durable."""
     wanted: _builtins.str
     """Name of the node to which the shard is to be moved; empty if there is none."""
+    target: _builtins.str
+    """Name of the node that is to own it by the cluster's placement; empty while that is not known."""
     @_builtins.property
     def followers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterFollower]:
-        """Followers of the shard, by name; empty unless the owner has answered."""
+        """Followers of the shard, by name; while its owner does not answer, those that were caught up."""
 
     def __init__(
         self,
@@ -548,10 +559,11 @@ class ClusterShard(_message.Message):
         number: _builtins.int = ...,
         wanted: _builtins.str = ...,
         followers: _abc.Iterable[Global___ClusterFollower] | None = ...,
+        target: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "followers", b"followers", "number", b"number", "owner", b"owner", "shard", b"shard", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "followers", b"followers", "number", b"number", "owner", b"owner", "shard", b"shard", "target", b"target", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -569,7 +581,7 @@ class ClusterFollower(_message.Message):
     node: _builtins.str
     """Name of the node."""
     number: _builtins.int
-    """Number of the newest object that it has applied, as the owner heard last."""
+    """Number of the newest object that it has applied, as the owner heard last; 0 while the owner does not answer."""
     caught_up: _builtins.bool
     """True if it could take over at once."""
     def __init__(
@@ -586,6 +598,54 @@ class ClusterFollower(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClusterFollower: _TypeAlias = ClusterFollower  # noqa: Y015
+
+@_typing.final
+class DrainNodeRequest(_message.Message):
+    """Asks for DrainNode."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """Name of the node."""
+    undo: _builtins.bool
+    """True to let it own shards again."""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        undo: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "undo", b"undo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainNodeRequest: _TypeAlias = DrainNodeRequest  # noqa: Y015
+
+@_typing.final
+class DrainNodeResponse(_message.Message):
+    """Answers DrainNode."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARDS_FIELD_NUMBER: _builtins.int
+    shards: _builtins.int
+    """Number of shards that the node owns at present."""
+    def __init__(
+        self,
+        *,
+        shards: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainNodeResponse: _TypeAlias = DrainNodeResponse  # noqa: Y015
 
 @_typing.final
 class MoveShardRequest(_message.Message):

@@ -75,6 +75,11 @@ class AdminServiceStub:
                 request_serializer=topics_dot_v1_dot_admin__service__pb2.MoveShardRequest.SerializeToString,
                 response_deserializer=topics_dot_v1_dot_admin__service__pb2.MoveShardResponse.FromString,
                 _registered_method=True)
+        self.DrainNode = channel.unary_unary(
+                '/topics.v1.AdminService/DrainNode',
+                request_serializer=topics_dot_v1_dot_admin__service__pb2.DrainNodeRequest.SerializeToString,
+                response_deserializer=topics_dot_v1_dot_admin__service__pb2.DrainNodeResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -143,8 +148,19 @@ class AdminServiceServicer:
     def MoveShard(self, request, context):
         """Hands a shard to another node: its owner stops taking writes, makes those under way durable and gives it up. Calls
         wait meanwhile. Answers once the node serves the shard. Scope: admin, of a key without prefixes. gRPC only.
-        Errors: invalid_request for a node that does not live or a shard that there is not, or at a server that is no
-        node of a cluster; not_ready if the shard has not moved within 10 s.
+        Errors: invalid_request for a node that does not live or is drained, or a shard that there is not, or at a server
+        that is no node of a cluster; not_ready if the shard has not moved within 10 s. A node that still catches up with
+        the shard gets it after that, unless another node is named meanwhile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainNode(self, request, context):
+        """Lets a node own no shards, or own some again. Its shards move to other nodes one by one, which GetCluster shows.
+        Scope: admin, of a key without prefixes. gRPC only.
+        Errors: invalid_request for a node that does not live, or the only one that can own shards, or at a server that is
+        no node of a cluster; not_ready if etcd does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -192,6 +208,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.MoveShard,
                     request_deserializer=topics_dot_v1_dot_admin__service__pb2.MoveShardRequest.FromString,
                     response_serializer=topics_dot_v1_dot_admin__service__pb2.MoveShardResponse.SerializeToString,
+            ),
+            'DrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainNode,
+                    request_deserializer=topics_dot_v1_dot_admin__service__pb2.DrainNodeRequest.FromString,
+                    response_serializer=topics_dot_v1_dot_admin__service__pb2.DrainNodeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -411,6 +432,33 @@ class AdminService:
             '/topics.v1.AdminService/MoveShard',
             topics_dot_v1_dot_admin__service__pb2.MoveShardRequest.SerializeToString,
             topics_dot_v1_dot_admin__service__pb2.MoveShardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/topics.v1.AdminService/DrainNode',
+            topics_dot_v1_dot_admin__service__pb2.DrainNodeRequest.SerializeToString,
+            topics_dot_v1_dot_admin__service__pb2.DrainNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -67,8 +67,15 @@ class AdminServiceStub:
     MoveShard: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.MoveShardRequest, _admin_service_pb2.MoveShardResponse]
     """Hands a shard to another node: its owner stops taking writes, makes those under way durable and gives it up. Calls
     wait meanwhile. Answers once the node serves the shard. Scope: admin, of a key without prefixes. gRPC only.
-    Errors: invalid_request for a node that does not live or a shard that there is not, or at a server that is no
-    node of a cluster; not_ready if the shard has not moved within 10 s.
+    Errors: invalid_request for a node that does not live or is drained, or a shard that there is not, or at a server
+    that is no node of a cluster; not_ready if the shard has not moved within 10 s. A node that still catches up with
+    the shard gets it after that, unless another node is named meanwhile.
+    """
+    DrainNode: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DrainNodeRequest, _admin_service_pb2.DrainNodeResponse]
+    """Lets a node own no shards, or own some again. Its shards move to other nodes one by one, which GetCluster shows.
+    Scope: admin, of a key without prefixes. gRPC only.
+    Errors: invalid_request for a node that does not live, or the only one that can own shards, or at a server that is
+    no node of a cluster; not_ready if etcd does not answer.
     """
 
 @_typing.type_check_only
@@ -108,8 +115,15 @@ class AdminServiceAsyncStub(AdminServiceStub):
     MoveShard: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.MoveShardRequest, _admin_service_pb2.MoveShardResponse]  # type: ignore[assignment]
     """Hands a shard to another node: its owner stops taking writes, makes those under way durable and gives it up. Calls
     wait meanwhile. Answers once the node serves the shard. Scope: admin, of a key without prefixes. gRPC only.
-    Errors: invalid_request for a node that does not live or a shard that there is not, or at a server that is no
-    node of a cluster; not_ready if the shard has not moved within 10 s.
+    Errors: invalid_request for a node that does not live or is drained, or a shard that there is not, or at a server
+    that is no node of a cluster; not_ready if the shard has not moved within 10 s. A node that still catches up with
+    the shard gets it after that, unless another node is named meanwhile.
+    """
+    DrainNode: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainNodeRequest, _admin_service_pb2.DrainNodeResponse]  # type: ignore[assignment]
+    """Lets a node own no shards, or own some again. Its shards move to other nodes one by one, which GetCluster shows.
+    Scope: admin, of a key without prefixes. gRPC only.
+    Errors: invalid_request for a node that does not live, or the only one that can own shards, or at a server that is
+    no node of a cluster; not_ready if etcd does not answer.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -194,8 +208,21 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_service_pb2.MoveShardResponse, _abc.Awaitable[_admin_service_pb2.MoveShardResponse]]:
         """Hands a shard to another node: its owner stops taking writes, makes those under way durable and gives it up. Calls
         wait meanwhile. Answers once the node serves the shard. Scope: admin, of a key without prefixes. gRPC only.
-        Errors: invalid_request for a node that does not live or a shard that there is not, or at a server that is no
-        node of a cluster; not_ready if the shard has not moved within 10 s.
+        Errors: invalid_request for a node that does not live or is drained, or a shard that there is not, or at a server
+        that is no node of a cluster; not_ready if the shard has not moved within 10 s. A node that still catches up with
+        the shard gets it after that, unless another node is named meanwhile.
+        """
+
+    @_abc_1.abstractmethod
+    def DrainNode(
+        self,
+        request: _admin_service_pb2.DrainNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.DrainNodeResponse, _abc.Awaitable[_admin_service_pb2.DrainNodeResponse]]:
+        """Lets a node own no shards, or own some again. Its shards move to other nodes one by one, which GetCluster shows.
+        Scope: admin, of a key without prefixes. gRPC only.
+        Errors: invalid_request for a node that does not live, or the only one that can own shards, or at a server that is
+        no node of a cluster; not_ready if etcd does not answer.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -500,6 +500,20 @@ export declare type ClusterNode = Message<"topics.v1.ClusterNode"> & {
    * @generated from field: uint32 newest_format = 8;
    */
   newestFormat: number;
+
+  /**
+   * Weight of its share of the shards (TOPICS_CLUSTER_CAPACITY).
+   *
+   * @generated from field: uint32 capacity = 9;
+   */
+  capacity: number;
+
+  /**
+   * True for a node that is to own no shard (DrainNode).
+   *
+   * @generated from field: bool drained = 10;
+   */
+  drained: boolean;
 };
 
 /**
@@ -509,7 +523,7 @@ export declare type ClusterNode = Message<"topics.v1.ClusterNode"> & {
 export declare const ClusterNodeSchema: GenMessage<ClusterNode>;
 
 /**
- * A shard of the cluster. There is one today, with number 0.
+ * A shard of the cluster. They have the numbers from 0 on.
  *
  * @generated from message topics.v1.ClusterShard
  */
@@ -550,11 +564,18 @@ export declare type ClusterShard = Message<"topics.v1.ClusterShard"> & {
   wanted: string;
 
   /**
-   * Followers of the shard, by name; empty unless the owner has answered.
+   * Followers of the shard, by name; while its owner does not answer, those that were caught up.
    *
    * @generated from field: repeated topics.v1.ClusterFollower followers = 6;
    */
   followers: ClusterFollower[];
+
+  /**
+   * Name of the node that is to own it by the cluster's placement; empty while that is not known.
+   *
+   * @generated from field: string target = 7;
+   */
+  target: string;
 };
 
 /**
@@ -577,7 +598,7 @@ export declare type ClusterFollower = Message<"topics.v1.ClusterFollower"> & {
   node: string;
 
   /**
-   * Number of the newest object that it has applied, as the owner heard last.
+   * Number of the newest object that it has applied, as the owner heard last; 0 while the owner does not answer.
    *
    * @generated from field: uint64 number = 2;
    */
@@ -596,6 +617,53 @@ export declare type ClusterFollower = Message<"topics.v1.ClusterFollower"> & {
  * Use `create(ClusterFollowerSchema)` to create a new message.
  */
 export declare const ClusterFollowerSchema: GenMessage<ClusterFollower>;
+
+/**
+ * Asks for DrainNode.
+ *
+ * @generated from message topics.v1.DrainNodeRequest
+ */
+export declare type DrainNodeRequest = Message<"topics.v1.DrainNodeRequest"> & {
+  /**
+   * Name of the node.
+   *
+   * @generated from field: string node = 1;
+   */
+  node: string;
+
+  /**
+   * True to let it own shards again.
+   *
+   * @generated from field: bool undo = 2;
+   */
+  undo: boolean;
+};
+
+/**
+ * Describes the message topics.v1.DrainNodeRequest.
+ * Use `create(DrainNodeRequestSchema)` to create a new message.
+ */
+export declare const DrainNodeRequestSchema: GenMessage<DrainNodeRequest>;
+
+/**
+ * Answers DrainNode.
+ *
+ * @generated from message topics.v1.DrainNodeResponse
+ */
+export declare type DrainNodeResponse = Message<"topics.v1.DrainNodeResponse"> & {
+  /**
+   * Number of shards that the node owns at present.
+   *
+   * @generated from field: uint32 shards = 1;
+   */
+  shards: number;
+};
+
+/**
+ * Describes the message topics.v1.DrainNodeResponse.
+ * Use `create(DrainNodeResponseSchema)` to create a new message.
+ */
+export declare const DrainNodeResponseSchema: GenMessage<DrainNodeResponse>;
 
 /**
  * Asks for MoveShard.
@@ -766,8 +834,9 @@ export declare const AdminService: GenService<{
   /**
    * Hands a shard to another node: its owner stops taking writes, makes those under way durable and gives it up. Calls
    * wait meanwhile. Answers once the node serves the shard. Scope: admin, of a key without prefixes. gRPC only.
-   * Errors: invalid_request for a node that does not live or a shard that there is not, or at a server that is no
-   * node of a cluster; not_ready if the shard has not moved within 10 s.
+   * Errors: invalid_request for a node that does not live or is drained, or a shard that there is not, or at a server
+   * that is no node of a cluster; not_ready if the shard has not moved within 10 s. A node that still catches up with
+   * the shard gets it after that, unless another node is named meanwhile.
    *
    * @generated from rpc topics.v1.AdminService.MoveShard
    */
@@ -775,6 +844,19 @@ export declare const AdminService: GenService<{
     methodKind: "unary";
     input: typeof MoveShardRequestSchema;
     output: typeof MoveShardResponseSchema;
+  },
+  /**
+   * Lets a node own no shards, or own some again. Its shards move to other nodes one by one, which GetCluster shows.
+   * Scope: admin, of a key without prefixes. gRPC only.
+   * Errors: invalid_request for a node that does not live, or the only one that can own shards, or at a server that is
+   * no node of a cluster; not_ready if etcd does not answer.
+   *
+   * @generated from rpc topics.v1.AdminService.DrainNode
+   */
+  drainNode: {
+    methodKind: "unary";
+    input: typeof DrainNodeRequestSchema;
+    output: typeof DrainNodeResponseSchema;
   },
 }>;
 
