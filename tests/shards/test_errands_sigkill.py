@@ -134,12 +134,15 @@ def test_no_copy_and_no_letter_is_lost_or_there_twice(tmp_path: Path) -> None:
         threads = [threading.Thread(target=work) for work in (write, fail)]
         for thread in threads:
             thread.start()
+
+        def go_on() -> None:
+            enough = len(acked) + 30
+            poll(lambda: len(acked) > enough, 60)
+
         for number in range(_KILLS):
-            seen = len(acked)
-            poll(lambda seen=seen: len(acked) > seen + 30, 60)
+            go_on()
             server.kill(number % 2)
-        seen = len(acked)
-        poll(lambda: len(acked) > seen + 30, 60)
+        go_on()
         is_over.set()
         for thread in threads:
             thread.join()
