@@ -20,7 +20,7 @@ from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.offsets.mirrors import Told, revision_of
 from topics_service.engine.offsets.positions import Group, Place
 from topics_service.engine.topic import Topic
-from topics_shards.consumers import ShardedPositions
+from topics_shards.consumers import ShardedConsumers, ShardedPositions
 from topics_shards.locating import Located
 
 log: Final = logging.getLogger("topics.shards")
@@ -104,15 +104,19 @@ class HoldTeller:
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
-    def serve(cls, shard: int, engine: Engine, api: TopicsApi, located: Located) -> "HoldTeller":
-        """Let the calls on groups and of consumers in a shard of this process reach the other shards, and start."""
+    def connect(cls, shard: int, engine: Engine, api: TopicsApi, located: Located) -> "HoldTeller":
+        """Let the calls on groups and of consumers in a shard of this process reach the other shards.
+
+        `start` comes next, once the engine has recovered.
+        """
         teller = api.positions.teller = cls(shard, engine, api.settled, located)
         api.consumers.positions = ShardedPositions(located)
-        teller.start()
+        if api.sql is not None:
+            api.sql.consumers = ShardedConsumers(located)
         return teller
 
     def start(self) -> None:
-        """Tell from now on. The engine has recovered, and takes no call before this."""
+        """Tell from now on. The engine has recovered, and has taken no call yet."""
         self._engine.groups.index.on_moved = self._moved
         for outbox in self._outboxes.values():
             outbox.work.set()

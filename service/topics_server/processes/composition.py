@@ -24,6 +24,7 @@ from topics_service.engine.clock import SystemClock
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.placement import SQL_SHARD
 from topics_shards.errands import Errands
+from topics_shards.holds import HoldTeller
 from topics_shards.kafka import ShardedKafka
 from topics_shards.locating import Located
 from topics_shards.process import ProcessApi, ProcessObjects
@@ -90,9 +91,12 @@ class Composition:
         metrics.watch_lag = self.api.watches.lag
         if self._process is not None:
             self._process.add(ProcessApi(metrics.report, authorizer.users), self.api.watches)
-        self.api.sql = ShardedSql(located, apis[0].consumers)
+        self.api.sql = ShardedSql(located, self.api.consumers)
         self._kafka = ShardedKafka(self.api, located)
         self._kafka_groups = settings.kafka.groups
+        self.tellers = {
+            shard: HoldTeller.connect(shard, core.engine, core.api, located) for shard, core in cores.items()
+        }
         for api in apis:
             api.parts.connect(self._shards)
             if api.sql is not None:
@@ -126,6 +130,7 @@ class Composition:
     def recovered(self, core: Core) -> None:
         """Begin what a shard does by itself. Call it once its engine has recovered."""
         core.api.parts.resume()
+        self.tellers[core.engine.parts.place.shard].start()
         errands = Errands(self._located, core.api, core.engine, SystemClock())
         errands.start()
         self._errands.append(errands)
@@ -145,6 +150,8 @@ class Composition:
     async def close(self) -> None:
         """End the calls between processes, when none of them has any of clients."""
         await self._kafka.stop()
+        for teller in self.tellers.values():
+            await teller.stop()
         for core in self.cores.values():
             core.api.parts.stop()
         await asyncio.gather(*(each.stop() for each in self._errands))
