@@ -13,7 +13,7 @@ from topics_service.engine import snapshot
 from topics_service.engine.repair import Action, Salvage, Saved, Uncertain
 from topics_service.engine.verify import Audit, Problem
 from topics_service.engine.verify.findings import DECODING
-from topics_service.storage import checksummed, repair_swap
+from topics_service.storage import checksummed, repair_swap, shardfiles
 from topics_service.storage import repair as storage
 from topics_service.storage.holding import is_held
 from topics_service.storage.private import make_private
@@ -74,6 +74,8 @@ def repair(
     Blocks for as long as the disk takes. Raises NotADirectoryError when `path` is no data directory, RepairError, and
     OSError. `stepped` see Swap.
     """
+    if (path / shardfiles.NAME).exists():
+        raise RepairError(f"{path} has shards: repair each that is damaged, such as {shardfiles.directory(path, 0)}")
     try:
         begun = path.is_dir() and repair_swap.Swap(path).pending()
     except checksummed.DamagedFileError as error:
