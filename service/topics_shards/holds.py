@@ -20,7 +20,7 @@ from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.offsets.mirrors import Told, revision_of
 from topics_service.engine.offsets.positions import Group, Place
 from topics_service.engine.topic import Topic
-from topics_shards.consumers import ShardedPositions
+from topics_shards.consumers import ShardedConsumers, ShardedPositions
 from topics_shards.locating import Located
 
 log: Final = logging.getLogger("topics.shards")
@@ -48,6 +48,7 @@ class _Outbox:
         self.shard = shard
         self.pending: dict[Key, None] = {}
         self.session = 0  # none: all positions have to be told
+        self.is_complete = False  # all were told in the session
         self.noted = self.told = 0  # moves, counted
         self.work = asyncio.Event()
         self.urgent = asyncio.Event()
@@ -57,7 +58,7 @@ class _Outbox:
         """Note that a position has moved; returns the number of the move."""
         if len(self.pending) >= _MAX_PENDING and key not in self.pending:
             self.pending.clear()
-            self.session = 0
+            self.session, self.is_complete = 0, False
         self.pending[key] = None
         self.noted += 1
         self.work.set()
@@ -95,7 +96,7 @@ class HoldTeller:
         self._engine = engine
         self._settle = settle
         self._located = located
-        self._patience = patience_seconds
+        self.patience_seconds = patience_seconds
         self._outboxes = {each: _Outbox(each) for each in range(located.shards.count) if each != shard}
         self._moves: dict[int, int] = {}
         self._refused: dict[Key, None] = {}
@@ -103,15 +104,19 @@ class HoldTeller:
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
-    def serve(cls, shard: int, engine: Engine, api: TopicsApi, located: Located) -> "HoldTeller":
-        """Let the calls on groups and of consumers in a shard of this process reach the other shards, and start."""
+    def connect(cls, shard: int, engine: Engine, api: TopicsApi, located: Located) -> "HoldTeller":
+        """Let the calls on groups and of consumers in a shard of this process reach the other shards.
+
+        `start` comes next, once the engine has recovered.
+        """
         teller = api.positions.teller = cls(shard, engine, api.settled, located)
         api.consumers.positions = ShardedPositions(located)
-        teller.start()
+        if api.sql is not None:
+            api.sql.consumers = ShardedConsumers(located)
         return teller
 
     def start(self) -> None:
-        """Tell from now on. The engine has recovered, and takes no call before this."""
+        """Tell from now on. The engine has recovered, and has taken no call yet."""
         self._engine.groups.index.on_moved = self._moved
         for outbox in self._outboxes.values():
             outbox.work.set()
@@ -135,7 +140,7 @@ class HoldTeller:
         """See Teller."""
         late = [(self._outboxes[shard], number) for shard, number in moves.items()]
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self.patience_seconds):
                 for outbox, number in late:
                     await outbox.wait(number)
         except TimeoutError:
@@ -147,8 +152,9 @@ class HoldTeller:
 
     @property
     def untold(self) -> int:
-        """The number of moves that other shards have not confirmed yet."""
-        return sum(outbox.noted - outbox.told for outbox in self._outboxes.values()) + len(self._refused)
+        """The number of moves that other shards have not confirmed yet, and of shards that have not been told all."""
+        boxes = self._outboxes.values()
+        return sum(box.noted - box.told + (not box.is_complete) for box in boxes) + len(self._refused)
 
     # --- internals
 
@@ -177,7 +183,8 @@ class HoldTeller:
                     outbox.shard,
                     error,
                 )
-                outbox.session = 0
+                outbox.session, outbox.is_complete = 0, False
+                outbox.work.set()
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LONGEST_DELAY)
 
@@ -217,6 +224,7 @@ class HoldTeller:
         if outbox.session != session:
             outbox.work.set()  # there was more than it may hold: all are told once more
             return
+        outbox.is_complete = True
         outbox.advance(noted)
 
     def _all_of(self, shard: int) -> dict[Key, None]:

@@ -65,7 +65,11 @@ class Shards(ABC):
     """Those of this process."""
     processes: int = 1
     process: int = 0
-    """The number of this process among them. A call on the shard of the same number reaches a process as a whole."""
+    """The number of this process among them."""
+
+    def number_of(self, process: int) -> int:
+        """The number that a call on a process as a whole names in place of a shard."""
+        return self.count + process
 
     @abstractmethod
     async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:

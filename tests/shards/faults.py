@@ -22,9 +22,7 @@ class Faults:
 
     def __init__(self, world: ShardsWorld) -> None:
         self.world = world
-        self.away: set[int] = set()
-        self.made: list[str] = []
-        """The methods that were called."""
+        self._cut_off: set[str] = set()
         self._before: dict[str, Event] = {}
         self._after: dict[str, Event] = {}
         self._call = world.shards.call
@@ -43,6 +41,10 @@ class Faults:
         self._after[method] = event
         yield
         assert method not in self._after, f"{method} was not called"
+
+    def cut_off(self, classes: set[str]) -> None:
+        """Let no call on these classes reach its shard, until others are given."""
+        self._cut_off = classes
 
     async def kill(self, shard: int, *, power: bool = False) -> None:
         """End a shard as SIGKILL does, or a power cut, and start it again. Not through a socket."""
@@ -64,14 +66,14 @@ class Faults:
         world.all_shards[shard] = Shard(api)
         api.parts.connect(world.shards)
         api.parts.resume()
-        world.tellers[shard] = HoldTeller.serve(shard, engine, api, world.located)
+        world.tellers[shard] = HoldTeller.connect(shard, engine, api, world.located)
+        world.tellers[shard].start()
 
     async def _run(self, shard: int, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         name = method.__qualname__
-        self.made.append(name)
         if name in self._before:
             await self._before.pop(name)()
-        if shard in self.away:
+        if name.partition(".")[0] in self._cut_off:
             raise TopicsError(Reason.NOT_READY, f"shard {shard} is away")
         result = await self._call(shard, method, *args, **kwargs)
         if name in self._after:

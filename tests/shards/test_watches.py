@@ -123,6 +123,31 @@ async def test_backlog_then_live(world: World) -> None:
     await until(lambda: not world.shards.streams)
 
 
+async def test_the_first_round_is_in_order_of_names(world: World) -> None:
+    topics = [f"t{number:02}" for number in range(20)]
+    await world.put(*topics)
+    for name in topics[::3]:
+        await world.append(name, 2)
+    with await world.stream(watch(*topics)) as stream:
+        expected = [
+            each
+            for number, name in enumerate(topics)
+            for each in ([(name, [1, 2])] if number % 3 == 0 else []) + [(name, "caught up")]
+        ]
+        assert tell(await quiet(stream, 0.2)) == expected
+
+
+async def test_a_shard_that_is_silent_holds_the_others_up_only_for_a_moment() -> None:
+    async with open_world((0, 1, 2)) as world:
+        await world.put(A, B, C)
+        for name in (A, B, C):
+            await world.append(name)
+        world.shards.silent.add(1)
+        with await world.stream(watch(A, B, C)) as stream:
+            frames = await quiet(stream, 0.5)
+            assert [seqs(frames, name) for name in (A, B, C)] == [[1], [], [1]]
+
+
 async def test_the_first_unknown_name_is_told(world: World) -> None:
     await world.put(A)
     for given in ((A, B, C), (C, A, B)):
@@ -331,7 +356,7 @@ async def open_processes() -> AsyncIterator[tuple[World, World]]:
     async with open_shards(3) as world:
         first, second = World(world, (1, 2), 0, 2), World(world, (0,), 1, 2)
         for each, other in ((first, second), (second, first)):
-            each.shards.objects[other.shards.process] = other.api.watches
+            each.shards.objects[each.shards.number_of(other.shards.process)] = other.api.watches
         yield first, second
 
 
@@ -400,7 +425,7 @@ async def test_a_process_that_goes_away_takes_its_sessions_with_it() -> None:
         session = await second.api.watches.create(watch(A), principal=UNRESTRICTED)
         with await first.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
             assert by_topic(await quiet(stream, 0.1)) == {A: [("caught up",)]}
-            first.shards.leave(1)
+            first.shards.leave(first.shards.number_of(1))
             frames = await quiet(stream, 0.1)
             assert [(frame.code, frame.terminal) for frame in frames if isinstance(frame, ErrorFrame)] == [(410, True)]
             assert stream.over
@@ -423,7 +448,7 @@ async def test_tokens_of_large_sessions_are_known_to_all_processes() -> None:
         for process in (first, second):
             assert await process.api.watches.recall(token, principal=UNRESTRICTED) == place
             assert await process.api.watches.recall(token, principal=key("other")) is None
-        first.shards.leave(1)
+        first.shards.leave(first.shards.number_of(1))
         assert await first.api.watches.recall(token, principal=UNRESTRICTED) is None
 
 

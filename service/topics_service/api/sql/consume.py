@@ -132,7 +132,7 @@ class ConsumeApi:
             position = await self.positions.advance(request.group, place, upto + 1)
             if position is None:
                 raise topic_not_found(request.topic)
-            acknowledged = min(position, topic.logs[request.partition].view.head) - 1
+            acknowledged = min(position, topic.partition(request.partition).view.head) - 1
             facts["acknowledged_offset"] = acknowledged
         return acknowledged
 

@@ -7,7 +7,7 @@ also when it takes several slices of the event loop. Waiting for durability come
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
@@ -46,6 +46,9 @@ from topics_service.engine.tables.transaction import TableTransaction
 from topics_service.engine.tables.types import Value
 from topics_service.statistics import SqlStatistics
 
+if TYPE_CHECKING:  # it imports this
+    from topics_service.api.interfaces import Consumers
+
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 
@@ -78,7 +81,7 @@ class SqlApi:
         self.admit = admit
         self.settle = settle
         self.pressure = pressure
-        self.consumers = consumers
+        self.consumers: Consumers = consumers  # replaced where there are several shards
         self.users = users
         self.system = system
         self.observers = observers
