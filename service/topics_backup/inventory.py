@@ -76,7 +76,8 @@ def _topics(store: Store) -> Iterator[Topic]:
             s = read_state(store, log_id, row.config.durability)
             partitions.append(Partition(s.head, s.earliest, s.count, log_id))
         config = row.config
-        yield Topic(row.name, row.topic_id, keys.read_u64(key), config.type, config.durability, partitions)
+        epoch, numbers = row.epoch(keys.read_u64(key)), [] if row.spread is None else list(row.numbers)
+        yield Topic(row.name, row.topic_id, epoch, config.type, config.durability, partitions, numbers)
 
 
 def settle(directory: Path, jump: int = 0, next_seq: int | None = None, *, is_whole: bool = True) -> None:
@@ -148,7 +149,7 @@ def read_everything(directory: Path, expected: list[Topic]) -> int:
 
 def _read(engine: Engine, topic: Topic) -> int:
     records = 0
-    for number, expected in enumerate(topic.partitions):
+    for number, expected in topic.numbered():
         where = f'partition {number} of the topic "{topic.topic}"'
         with _damage(where):
             state = engine.get_topic(topic.topic, touch=False, partition=number)

@@ -7,6 +7,7 @@ by content, which backups share.
 import hashlib
 import re
 import time
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -44,8 +45,9 @@ class Partition(Struct, frozen=True):
     log_id: int = 0
 
 
-class Topic(Struct, frozen=True):
-    """A topic as the backup has it. Records of an `ephemeral` one are in no backup."""
+class Topic(Struct, frozen=True, omit_defaults=True):
+    """A topic as the backup has it. Records of an `ephemeral` one are in no backup. `numbers` are those of the
+    partitions of a topic that has others in other shards."""
 
     topic: str
     topic_id: str
@@ -53,6 +55,11 @@ class Topic(Struct, frozen=True):
     type: str
     durability: str
     partitions: list[Partition]
+    numbers: list[int] = []
+
+    def numbered(self) -> Iterator[tuple[int, Partition]]:
+        """Yield the partitions with their numbers."""
+        return zip(self.numbers, self.partitions, strict=True) if self.numbers else enumerate(self.partitions)
 
 
 class LogPoint(Struct, frozen=True):

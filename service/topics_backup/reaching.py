@@ -57,7 +57,7 @@ def stood(topics: Iterable[Topic], topic: str, partition: int) -> Partition | No
     """The partition among these; None if there is none."""
     for each in topics:
         if each.topic == topic:
-            return each.partitions[partition] if partition < len(each.partitions) else None
+            return next((found for number, found in each.numbered() if number == partition), None)
     return None
 
 

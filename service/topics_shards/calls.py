@@ -6,8 +6,10 @@ from topics_service.api.catalog_copy import CatalogApi
 from topics_service.api.groups import GroupsApi
 from topics_service.api.kafka_logs import KafkaApi
 from topics_service.api.membership import MembershipCalls
+from topics_service.api.mirrors import MirrorsApi
 from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
+from topics_service.api.positions import PositionsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.sql.consume import ConsumeApi
@@ -83,16 +85,25 @@ CALLS: Final = (
     RoutersApi.set_place,
     RoutersApi.remove_place,
     GroupsApi.page,
-    GroupsApi.get,
-    GroupsApi.delete,
-    GroupsApi.consume,
-    GroupsApi.commit,
-    GroupsApi.positions,
-    GroupsApi.reset,
-    GroupsApi.delete_positions,
     PlacementsApi.reserve,
     PlacementsApi.release,
     PlacementsApi.find,
+    PositionsApi.describe,
+    PositionsApi.held,
+    PositionsApi.position,
+    PositionsApi.commit,
+    PositionsApi.advance,
+    PositionsApi.pin,
+    PositionsApi.begin_reset,
+    PositionsApi.reset,
+    PositionsApi.check_unused,
+    PositionsApi.delete_positions,
+    PositionsApi.delete,
+    PositionsApi.ends,
+    PositionsApi.ends_of,
+    MirrorsApi.begin,
+    MirrorsApi.tell,
+    MirrorsApi.complete,
     ConsumeApi.consume,
     ConsumeApi.ack,
     SqlApi.execute,
@@ -130,9 +141,13 @@ READS: Final = frozenset(
         RoutersApi.having,
         RoutersApi.place,
         GroupsApi.page,
-        GroupsApi.get,
-        GroupsApi.consume,
-        GroupsApi.positions,
+        PositionsApi.describe,
+        PositionsApi.held,
+        PositionsApi.position,
+        PositionsApi.begin_reset,
+        PositionsApi.check_unused,
+        PositionsApi.ends,
+        PositionsApi.ends_of,
         ConsumeApi.consume,
         ProcessApi.report,
         ProcessApi.stored_users,

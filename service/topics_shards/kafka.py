@@ -107,7 +107,7 @@ class ShardedKafka:
         if self._members is None:
             for shard in self._shards.local.values():
                 shard.api.serve_members(settings, self.catalog)
-            self._members = ShardedMembers(self._shards)
+            self._members = ShardedMembers(self._located)
         return self._members
 
     # ------------------------------------------------------------------ topics

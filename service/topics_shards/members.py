@@ -12,6 +12,7 @@ from topics_service.api.membership import (
     MembershipApi,
     MembershipCalls,
     PositionsReply,
+    settled,
 )
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.membership.members import (
@@ -29,7 +30,8 @@ from topics_service.engine.membership.members import (
 )
 from topics_service.engine.offsets.positions import CommitItem, Target
 from topics_service.engine.placement import home_of
-from topics_shards.shards import LostCallError, Shards
+from topics_shards.locating import Located
+from topics_shards.shards import LostCallError
 
 T = TypeVar("T")
 
@@ -37,8 +39,9 @@ T = TypeVar("T")
 class ShardedMembers:
     """See Members. A call that was lost with its process is answered with `not_ready`: all of them may be repeated."""
 
-    def __init__(self, shards: Shards) -> None:
-        self._shards = shards
+    def __init__(self, located: Located) -> None:
+        self._located = located
+        self._shards = located.shards
 
     def close(self) -> None:
         """See Members."""
@@ -85,11 +88,38 @@ class ShardedMembers:
         self, group: str, claim: Claim, items: Sequence[CommitItem], partitions: Callable[[], Sequence[Partition]]
     ) -> CommitOutcome | Awaitable[CommitOutcome]:
         """See Members."""
-        here = self._here(group)
+        here, outcome = self._here(group), None
         if here is not None:
-            return here.commit(group, claim, items, partitions)
-        shard, parts = self._home(group), list(partitions())
-        return _repeatable(self._shards.call(shard, MembershipCalls.commit, group, claim, list(items), parts))
+            outcome = here.commit(group, claim, items, partitions)
+            if isinstance(outcome, CommitOutcome) and not any(map(_is_unknown, outcome.outcomes)):
+                return outcome
+        return self._committed(group, claim, list(items), list(partitions()), outcome)
+
+    async def _committed(
+        self,
+        group: str,
+        claim: Claim,
+        items: list[CommitItem],
+        partitions: list[Partition],
+        outcome: CommitOutcome | Awaitable[CommitOutcome] | None,
+    ) -> CommitOutcome:
+        """The outcome of a commit, once the shard of the group knows all topics that there are."""
+        shard = self._home(group)
+        if outcome is None:
+            outcome = _repeatable(self._shards.call(shard, MembershipCalls.commit, group, claim, items, partitions))
+        found = await settled(outcome)
+        again = [number for number, error in enumerate(found.outcomes) if _is_unknown(error)]
+        topics = dict.fromkeys(items[number].topic for number in again)
+        known = {topic for topic in topics if await self._located.extend(topic, shard)}
+        again = [number for number in again if items[number].topic in known]
+        if again:
+            some = [items[number] for number in again]
+            more = await _repeatable(self._shards.call(shard, MembershipCalls.commit, group, claim, some, partitions))
+            if more.error:
+                return more
+            outcomes = dict(zip(again, more.outcomes, strict=True))
+            found.outcomes = [outcomes.get(number, error) for number, error in enumerate(found.outcomes)]
+        return found
 
     def positions(
         self, group: str, member_id: str | None, epoch: int, topics: Sequence[str] | None
@@ -135,6 +165,11 @@ class ShardedMembers:
         """The members of the group if they are in this process."""
         shard = self._shards.local.get(self._home(group))
         return None if shard is None else shard.api.membership
+
+
+def _is_unknown(error: TopicsError | None) -> bool:
+    """Return whether the shard of the group may not know the topic, or all of its partitions, yet."""
+    return error is not None and error.reason in (Reason.TOPIC_NOT_FOUND, Reason.PARTITION_NOT_FOUND)
 
 
 async def _repeatable(call: Coroutine[Any, Any, T]) -> T:

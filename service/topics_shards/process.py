@@ -1,9 +1,10 @@
-"""Calls between the processes of a server: on a process as a whole, by way of any of its shards."""
+"""Calls between the processes of a server: on a process as a whole (`Shards.number_of`)."""
 
 from collections.abc import Callable
 
 from topics_service.api.access.users import UserRow, Users
 from topics_service.api.metrics.merging import Report
+from topics_shards.shards import Shard
 
 
 class ProcessApi:
@@ -24,3 +25,14 @@ class ProcessApi:
     async def replace_users(self, rows: list[UserRow]) -> None:
         """Take over the users of CREATE USER."""
         self._users.replace_stored(rows)
+
+
+class ProcessObjects(Shard):
+    """The objects of a process that others call, by the name of their class."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, object] = {}
+
+    def add(self, *objects: object) -> None:
+        """Let these be called."""
+        self.objects |= {type(each).__name__: each for each in objects}

@@ -21,6 +21,8 @@ from topics_shards.shards import LostCallError
 
 _FIRST_DELAY: Final = 0.05
 _LONGEST_DELAY: Final = 2.0
+_GONE_MS: Final = 60_000
+"""The time after which routers go with a source whose home does not tell this shard of its end, as it should."""
 _SWEEP_SECONDS: Final = 60.0
 _SWEPT_NAMES: Final = 500
 UNMADE_MS: Final = 10_000
@@ -41,6 +43,7 @@ class Puller:
         self._routers = routers
         self._clock = clock
         self._tasks: dict[ForeignSource, asyncio.Task[None]] = {}
+        self._retries: dict[ForeignSource, asyncio.Event] = {}  # of those that wait after an error
         self._others: set[asyncio.Task[Any]] = set()
         self._asking: dict[tuple[str, str], asyncio.Task[int | None]] = {}
         self._asked: dict[tuple[str, str], asyncio.Task[int | None]] = {}
@@ -82,24 +85,34 @@ class Puller:
             await asyncio.wait([before])
         self._asking[key] = self._asked.pop(key)
         try:
-            return await self._located.call(key[0], 0, RoutersApi.head, *key)
+            head = await self._located.call(key[0], 0, RoutersApi.head, *key)
+            self._resume(key[0])
+            return head
         except (TopicsError, LostCallError):
             return None
         finally:
             if self._asking.get(key) is asyncio.current_task():
                 del self._asking[key]
 
+    def _resume(self, topic: str) -> None:
+        """The shard of a topic answers again: readers wait for what comes from there."""
+        for source, retry in self._retries.items():
+            if source.name == topic and source.error is not None:
+                source.error = None
+                retry.set()
+
     def _open(self, source: ForeignSource) -> None:
         self._tasks[source] = background.start(self._pull(source))
 
     def _close(self, source: ForeignSource) -> None:
+        self._retries.pop(source, None)
         task = self._tasks.pop(source, None)
         if task is not None:
             task.cancel()
 
     async def _pull(self, source: ForeignSource) -> None:
         """Pull from a source until it is closed."""
-        delay = _FIRST_DELAY
+        delay, gone_since = _FIRST_DELAY, 0
         while True:
             before = source.log.view.head
             try:
@@ -109,15 +122,21 @@ class Puller:
                 error = TopicsError(Reason.NOT_READY, f'the shard of topic "{source.name}" does not answer')
             except TopicsError as refused:
                 error = refused
-                if is_unknown(refused, source.name) and await self._is_gone(source):
+                is_gone = is_unknown(refused, source.name) and await self._is_gone(source)
+                gone_since = (gone_since or self._clock.now_ms()) if is_gone else 0
+                if gone_since and self._clock.now_ms() - gone_since > _GONE_MS:
                     self._keep(background.start(self._api.drop_source(source.name, source.identity.topic_id)))
                     return
             except Exception as failed:
                 self._log.error('the pull from topic "%s" failed: %r', source.name, failed)
                 error = TopicsError(Reason.INTERNAL, f'the pull from topic "{source.name}" failed')
-            source.fail(error)
             delay = _FIRST_DELAY if source.log.view.head > before else delay
-            await asyncio.sleep(delay)
+            retry = self._retries[source] = asyncio.Event()
+            source.fail(error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await retry.wait()
+            self._retries.pop(source, None)
             delay = min(2 * delay, _LONGEST_DELAY)
 
     async def _follow(self, source: ForeignSource) -> None:
@@ -131,6 +150,8 @@ class Puller:
             room.clear()
         async with aclosing(self._located.shards.stream(shard, RoutersApi.pull, request)) as stretches:
             async for stretch in stretches:
+                if stretch.head < stretch.after:  # a backup of its shard was restored
+                    self._routers.rewind(source, stretch.head)
                 source.take(stretch)
                 while not source.has_room:
                     room.clear()

@@ -9,8 +9,10 @@ from topics_service.api.catalog_copy import CatalogApi
 from topics_service.api.groups import GroupsApi
 from topics_service.api.kafka_logs import KafkaApi
 from topics_service.api.membership import MembershipCalls
+from topics_service.api.mirrors import MirrorsApi
 from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
+from topics_service.api.positions import PositionsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.running import LostCallError as LostCallError  # for importers of both
@@ -40,6 +42,8 @@ class Shard:
             GroupsApi.__name__: api.groups,
             ConsumeApi.__name__: api.consumers,
             PlacementsApi.__name__: api.placements,
+            PositionsApi.__name__: api.positions,
+            MirrorsApi.__name__: api.mirrors,
             CatalogApi.__name__: api.copied,
             KafkaApi.__name__: KafkaApi(api),
             MembershipCalls.__name__: MembershipCalls(lambda: api.membership),
@@ -61,7 +65,11 @@ class Shards(ABC):
     """Those of this process."""
     processes: int = 1
     process: int = 0
-    """The number of this process among them. A call on the shard of the same number reaches a process as a whole."""
+    """The number of this process among them."""
+
+    def number_of(self, process: int) -> int:
+        """The number that a call on a process as a whole names in place of a shard."""
+        return self.count + process
 
     @abstractmethod
     async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:

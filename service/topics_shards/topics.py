@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from msgspec.structs import replace
 
 from topics_service.api.access.auth import Principal
-from topics_service.api.interfaces import Consumers, Groups, Sql
+from topics_service.api.interfaces import Sql
 from topics_service.api.metrics.collector import Counters
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
@@ -32,6 +32,8 @@ from topics_service.engine.model import (
     TopicState,
 )
 from topics_service.engine.names import check_placement, check_topic_name
+from topics_shards.consumers import ShardedConsumers
+from topics_shards.groups import ShardedGroups
 from topics_shards.health import Health
 from topics_shards.locating import Located
 from topics_shards.merging import topic_state, topics_page
@@ -44,8 +46,6 @@ from topics_shards.watches import ShardedWatches
 class ShardedTopics:
     """The calls of `interfaces.Topics`, each run at the shards that it concerns. Belongs to the event loop."""
 
-    groups: Groups
-    consumers: Consumers
     sql: Sql | None = None
 
     def __init__(
@@ -67,6 +67,8 @@ class ShardedTopics:
         self.draining = False
         self._located = located
         self._submissions = Submissions(located)
+        self.groups = ShardedGroups(located, limits, observers)
+        self.consumers = ShardedConsumers(located)
         self._waiting: set[Settable] = set()
         self.routers = ShardedRouters(located, observers, SystemClock())
         self.watches = ShardedWatches(located, self._admit, metrics.watch, overload_ms, watch_caps)

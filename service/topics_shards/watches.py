@@ -215,7 +215,9 @@ class ShardedWatches:
         if process is None or not self._is_another(process):
             return await self._here.recall(token, principal=principal)
         try:
-            return await self._shards.call(process, ShardedWatches.recall_here, token, principal)
+            return await self._shards.call(
+                self._shards.number_of(process), ShardedWatches.recall_here, token, principal
+            )
         except (TopicsError, LostCallError):
             return None
 
@@ -224,7 +226,9 @@ class ShardedWatches:
         process = process_of(wid)
         if process is None or not self._is_another(process):
             return await self._here.open(wid, cursor, principal=principal)
-        items = self._shards.stream(process, ShardedWatches.open_here, wid, dict(cursor), principal)
+        items = self._shards.stream(
+            self._shards.number_of(process), ShardedWatches.open_here, wid, dict(cursor), principal
+        )
         try:
             first = await anext(items)
         except LostCallError:
@@ -249,7 +253,10 @@ class ShardedWatches:
         """Remove the sessions of an API key in all processes. Those of a process that is gone are gone with it."""
         others = [process for process in range(self._shards.processes) if self._is_another(process)]
         counts = await asyncio.gather(
-            *(self._shards.call(process, ShardedWatches.remove_sessions_here, key_id) for process in others),
+            *(
+                self._shards.call(self._shards.number_of(process), ShardedWatches.remove_sessions_here, key_id)
+                for process in others
+            ),
             return_exceptions=True,
         )
         return self.remove_sessions(key_id) + sum(count for count in counts if isinstance(count, int))

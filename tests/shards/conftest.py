@@ -1,7 +1,13 @@
-"""Tests that open shards run twice: with calls from object to object, and through a socket."""
+"""Tests that open shards run twice: with calls from object to object, and through a socket. They can import the clocks
+and stores of the engine's tests."""
+
+import sys
+from pathlib import Path
 
 import pytest
 from shards import world
+
+sys.path.append(str(Path(__file__).parents[1] / "engine"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

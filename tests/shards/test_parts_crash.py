@@ -185,11 +185,21 @@ async def test_an_older_config_that_arrives_late_changes_nothing() -> None:
 
 async def test_changes_at_the_same_time() -> None:
     async with fragile_shards() as world:
+        for node in world.shards.nodes:
+            node.api.parts.patience_seconds = 20
         await put(world, 3)
         for partition in range(3):
             await append(world, partition, b"1")
-        changes = [put(world, cap_records=cap) for cap in range(3, 9)]
+
+        async def later(cap: int) -> None:
+            for _ in range(cap * 5):  # turns of the loop: while parts are told of the change before
+                await asyncio.sleep(0)
+            await put(world, cap_records=cap)
+
+        changes = [later(cap) for cap in range(3, 30)]
         extended = [world.located.extend("t", shard) for shard in range(3)]
-        await asyncio.gather(*changes, *extended, put(world, 7, cap_records=9), append(world, 1, b"2"))
+        await asyncio.gather(*changes, *extended, put(world, 7, cap_records=2), append(world, 1, b"2"))
         world.check()
-        assert {engine.catalog.topics["t"].partition_count for engine in world.engines} == {7}
+        for engine in world.engines:
+            topic = engine.catalog.topics["t"]
+            assert (topic.partition_count, topic.config.cap_records) == (7, 29)

@@ -1,9 +1,12 @@
 """Routers whose ends lie in different shards: the same as on one engine, whatever ends in between."""
 
 import asyncio
+import copy
 import random
+from collections.abc import Coroutine
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,13 +14,23 @@ from shards.lives import World, names, open_world
 
 from support.waiting import until
 from topics_service.api.access.auth import UNRESTRICTED
+from topics_service.engine.clock import SystemClock
+from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.model import ConfigInput, DeleteRequest, TagMatch
+from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DeleteRequest, DiffRequest, TagMatch
 from topics_service.engine.placement import home_of
 from topics_service.engine.router.places import RouterPlace
-from topics_service.engine.router.router import ListRoutersRequest, PutRouterReply, PutRouterRequest, RouterConfig
+from topics_service.engine.router.router import (
+    Guarantee,
+    ListRoutersRequest,
+    PutRouterReply,
+    PutRouterRequest,
+    RouterConfig,
+)
 from topics_service.engine.router.stretch import BYTES
+from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family
+from topics_shards.shards import LostCallError
 
 
 async def put(
@@ -128,6 +141,9 @@ async def test_rules_are_those_of_one_engine() -> None:
         assert (moved.detail or {})["reason"] in ("router_dest_fan_in", "router_repoint_forbidden")
         await world.api.put_topic(d, ConfigInput(), partition_count=2, principal=UNRESTRICTED)
         assert (await refusal(world, "da", d, a)).reason is Reason.INVALID_REQUEST
+        with pytest.raises(TopicsError) as grown:
+            await world.api.put_topic(a, ConfigInput(), partition_count=2, principal=UNRESTRICTED)
+        assert grown.value.reason is Reason.INVALID_REQUEST
         found = await world.api.routers.page(ListRoutersRequest(page_size=1), principal=UNRESTRICTED)
         assert ([state.router for state in found.routers], found.next_after) == (["ab"], "ab")
         rest = await world.api.routers.page(ListRoutersRequest(after="ab"), principal=UNRESTRICTED)
@@ -250,6 +266,25 @@ async def test_a_source_that_is_away_ends_the_wait_of_readers() -> None:
         await until(lambda: world.engine_of(b).catalog.visible(b).log.view.head == 2)
 
 
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+async def test_a_source_that_is_put_back_is_followed_from_there(guarantee: str) -> None:
+    a, b, c = names(3, 0, 1, 1)
+    async with open_world() as world:
+        await put(world, "r", a, b, guarantee=guarantee)
+        await put(world, "s", a, c, guarantee=guarantee)
+        await world.append(a, b"1", b"2")
+        assert await world.read(b) == await world.read(c) == [b"1", b"2"]
+        kept = copy.deepcopy(world.stores[0])
+        await world.append(a, b"3", b"4")
+        assert await world.read(b) == await world.read(c) == [b"1", b"2", b"3", b"4"]
+        await world.end(0)
+        world.stores[0] = kept
+        world.begin(0)
+        await until(lambda: all(each.log.view.head == 2 for each in world.engine(1).routers.foreign))
+        await world.append(a, b"5", b"6", b"7")
+        assert await world.read(b) == await world.read(c) == [b"1", b"2", b"3", b"4", b"5", b"6", b"7"]
+
+
 async def test_places_of_routers_that_are_gone_are_swept() -> None:
     a, b = names(3, 0, 1)
     async with open_world() as world:
@@ -303,3 +338,123 @@ async def test_whatever_ends_nothing_is_left_out_or_there_twice(seed: int) -> No
             assert await world.read(dest) == expected[name]
             state = await world.api.routers.get(name, principal=UNRESTRICTED)
             assert (state.forwarded_total, state.lag_records) == (head, 0)
+
+
+@pytest.mark.parametrize("dying", ["name", "source", "dest"])
+async def test_a_shard_ends_at_each_step_of_a_put_and_a_delete(dying: str) -> None:
+    a, b = names(3, 0, 1)
+    router = names(3, 2, prefix="r")[0]
+    shard = {"name": 2, "source": 0, "dest": 1}[dying]
+    for turns in range(0, 50, 2):
+        async with open_world() as world:
+            with suppress(TopicsError, LostCallError):
+                await ends(world, shard, turns, put(world, router, a, b))
+            await put(world, router, a, b)
+            assert sum(len(world.engine(number).routers) for number in range(3)) == 1
+            await world.append(a, b"1")
+            assert await world.read(b) == [b"1"], turns
+            with suppress(TopicsError, LostCallError):
+                await ends(world, shard, turns, world.api.routers.delete(router, principal=UNRESTRICTED))
+            await world.api.routers.delete(router, principal=UNRESTRICTED)
+            assert sum(len(world.engine(number).routers) for number in range(3)) == 0
+            with pytest.raises(TopicsError):
+                await world.api.routers.get(router, principal=UNRESTRICTED)
+
+
+async def ends(world: World, dying: int, turns: int, work: Coroutine[Any, Any, object]) -> None:
+    """End a shard when a call has had so many turns of the loop."""
+    call = asyncio.create_task(work)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await world.crash(dying)
+    await call
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_copies_are_those_of_one_engine(seed: int) -> None:
+    """Records, seqs and gaps, whatever became of the source's records before their turn, and of routers."""
+    rng = random.Random(seed)
+    a, b, c = names(3, 0, 1, 1)
+    one = Engine(MemoryStore(), SystemClock(), boot_id="boot")
+    configs: dict[str, RouterConfig] = {}
+    async with open_world() as world:
+
+        async def both_put(config: ConfigInput) -> None:
+            await world.api.put_topic(a, config, principal=UNRESTRICTED)
+            one.put_topic(a, config)
+            one.sync()
+
+        async def settle() -> None:
+            for dest in (b, c):
+                if world.engine_of(dest).has_topic(dest):
+                    await world.read(dest)
+            while one.routers.forward():
+                pass
+            one.sync()
+
+        def differ() -> None:
+            for dest in (b, c):
+                assert history(world.engine_of(dest), dest) == history(one, dest), (seed, dest)
+
+        await both_put(ConfigInput(cap_records=rng.choice((0, 30))))
+        number = 0
+        for _ in range(12):
+            await settle()
+            differ()
+            name = rng.choice(("r", "s"))
+            if rng.random() < 0.3 and name in configs:
+                await world.api.routers.delete(name, principal=UNRESTRICTED)
+                one.routers.delete(name)
+                del configs[name]
+            elif rng.random() < 0.7:
+                match = rng.choice((None, TagMatch(op="Eq", value=b"x"), TagMatch(op="Glob", value=b"")))
+                guarantee: Guarantee = rng.choice(("at_least_once", "exactly_once"))
+                config = configs[name] = RouterConfig(
+                    source=a, dest={"r": b, "s": c}[name], filter=match, guarantee=guarantee
+                )
+                request = PutRouterRequest(router=name, config=config, backfill=rng.random() < 0.5)
+                await world.api.routers.put(request, principal=UNRESTRICTED)
+                one.routers.put(request)
+                one.sync()
+            await settle()
+            await world.end(1)
+            for _ in range(rng.randrange(6)):
+                action, tag = rng.random(), rng.choice((b"x", b"y", b"xy"))
+                if action < 0.7:
+                    datas = [b"%d" % (number + i) for i in range(rng.choice((1, 4, 25)))]
+                    number += len(datas)
+                    tags: list[bytes | None] = [rng.choice((b"x", b"y", b"xy", None)) for _ in datas]
+                    append = AppendRequest(topic=a, batch=Batch(datas, tags=tags))
+                    await world.api.append(append, principal=UNRESTRICTED)
+                    one.append(append)
+                else:
+                    before = rng.randrange(number + 2) if rng.random() < 0.3 else None
+                    delete = DeleteRequest(topic=a, match=TagMatch(op="Eq", value=tag), before_seq=before)
+                    await world.api.delete_records(delete)
+                    one.delete_records(delete)
+                one.sync()
+            if rng.random() < 0.3:
+                await world.crash(0)
+            world.begin(1)
+        await settle()
+        differ()
+
+
+def history(engine: Engine, topic: str) -> list[tuple[object, ...]]:
+    """Every record with its seq, and every gap, as a reader sees them."""
+    found: list[tuple[object, ...]] = []
+    if not engine.has_topic(topic):
+        return found
+    after, head = 0, 1
+    while after < head:
+        reply = engine.diff(DiffRequest(topic=topic, from_seq=after))
+        gap = reply.tombstone
+        found += [] if gap is None else [(gap.gap_from, gap.gap_to, gap.reason)]
+        for part in reply.slices:
+            tags = part.block.tags
+            found += [
+                (part.block.base_seq + i, part.block.record_data(i), tags[i] if tags else None)
+                for i in range(part.start, part.stop)
+            ]
+        after, head = reply.next_from_seq, reply.head_seq
+    return found

@@ -356,7 +356,7 @@ async def open_processes() -> AsyncIterator[tuple[World, World]]:
     async with open_shards(3) as world:
         first, second = World(world, (1, 2), 0, 2), World(world, (0,), 1, 2)
         for each, other in ((first, second), (second, first)):
-            each.shards.objects[other.shards.process] = other.api.watches
+            each.shards.objects[each.shards.number_of(other.shards.process)] = other.api.watches
         yield first, second
 
 
@@ -425,7 +425,7 @@ async def test_a_process_that_goes_away_takes_its_sessions_with_it() -> None:
         session = await second.api.watches.create(watch(A), principal=UNRESTRICTED)
         with await first.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
             assert by_topic(await quiet(stream, 0.1)) == {A: [("caught up",)]}
-            first.shards.leave(1)
+            first.shards.leave(first.shards.number_of(1))
             frames = await quiet(stream, 0.1)
             assert [(frame.code, frame.terminal) for frame in frames if isinstance(frame, ErrorFrame)] == [(410, True)]
             assert stream.over
@@ -448,7 +448,7 @@ async def test_tokens_of_large_sessions_are_known_to_all_processes() -> None:
         for process in (first, second):
             assert await process.api.watches.recall(token, principal=UNRESTRICTED) == place
             assert await process.api.watches.recall(token, principal=key("other")) is None
-        first.shards.leave(1)
+        first.shards.leave(first.shards.number_of(1))
         assert await first.api.watches.recall(token, principal=UNRESTRICTED) is None
 
 

@@ -1,6 +1,6 @@
 """Several shards in the process of a test, with one API over them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,11 +14,13 @@ from topics_service.api.observers import NO_OBSERVERS
 from topics_service.api.scheduling.commit import CommitStatistics, GroupCommit
 from topics_service.api.sql.requests import SqlRequest
 from topics_service.api.topics import TopicsApi
-from topics_service.engine.clock import SystemClock
+from topics_service.engine.clock import Clock, SystemClock
 from topics_service.engine.engine import Engine
+from topics_service.engine.limits import Limits
 from topics_service.engine.placement import Place
 from topics_service.storage.memory import MemoryStore
 from topics_shards.health import LocalHealth
+from topics_shards.holds import HoldTeller
 from topics_shards.locating import Located
 from topics_shards.remote import RemoteShards, remote_methods
 from topics_shards.shards import LocalShards, Shard, Shards
@@ -34,7 +36,7 @@ class ShardsWorld:
 
     def __init__(self, engines: list[Engine], commits: list[GroupCommit], wire: "Wire | None" = None) -> None:
         apis = [TopicsApi(engine, commit) for engine, commit in zip(engines, commits, strict=True)]
-        self.engines, self.apis = engines, apis
+        self.engines, self.apis, self.commits = engines, apis, commits
         self.clock = SystemClock()
         users = Users()
         sqls = [api.serve_sql(Reader(), users, Passwords(users)) for api in apis]
@@ -49,9 +51,27 @@ class ShardsWorld:
         for api in apis:
             api.parts.connect(self.shards)
             api.parts.resume()
+        self.tellers = [
+            HoldTeller.serve(number, engine, api, located)
+            for number, (engine, api) in enumerate(zip(engines, apis, strict=True))
+        ]
         metrics = Metrics(engines[0], CommitStatistics())
         self.api = ShardedTopics(located, engines[0].limits, metrics, NO_OBSERVERS, LocalHealth(apis))
-        self._sql = ShardedSql(located, apis[0].consumers)
+        self._sql = ShardedSql(located, self.api.consumers)
+
+    @property
+    def untold(self) -> int:
+        """The number of moved positions that the shards of their partitions do not know yet."""
+        return sum(teller.untold for teller in self.tellers)
+
+    async def stop(self) -> None:
+        """End what runs by itself."""
+        for teller in self.tellers:
+            await teller.stop()
+        for api in self.apis:
+            api.parts.stop()
+        for commit in self.commits:
+            commit.stop()
 
     async def sql(self, text: str, *params: Any) -> list[list[Any]]:
         """The rows of the last statement. Raises TopicsError."""
@@ -93,20 +113,35 @@ always_wired = False
 
 
 @asynccontextmanager
-async def open_shards(count: int = 3, *, wired: bool | None = None) -> AsyncIterator[ShardsWorld]:
+async def open_shards(
+    count: int = 3,
+    *,
+    wired: bool | None = None,
+    clock: Clock | None = None,
+    limits: Limits | None = None,
+    stores: Sequence[MemoryStore] = (),
+) -> AsyncIterator[ShardsWorld]:
     """Shards on memory stores. `wired`: every call to a shard but the first goes through a Unix socket; by default each
     test runs with it and without it."""
-    engines = [Engine(MemoryStore(), SystemClock(), place=Place(shard, count)) for shard in range(count)]
+    engines = [
+        Engine(
+            stores[shard] if stores else MemoryStore(),
+            clock or SystemClock(),
+            limits=limits,
+            place=Place(shard, count),
+            boot_id="boot-1" if stores else "",
+        )
+        for shard in range(count)
+    ]
     commits = [GroupCommit.for_engine(engine) for engine in engines]
     with TemporaryDirectory(prefix="shards-") as directory:
         wire = Wire(Path(directory) / "socket") if (always_wired if wired is None else wired) else None
+        world = ShardsWorld(engines, commits, wire)
         try:
-            world = ShardsWorld(engines, commits, wire)
             if wire is not None:
                 await wire.serve()
             yield world
         finally:
             if wire is not None:
                 await wire.close()
-            for commit in commits:
-                commit.stop()
+            await world.stop()

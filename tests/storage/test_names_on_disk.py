@@ -113,7 +113,7 @@ STORED: list[tuple[type[msgspec.Struct], bool, str]] = [
             "retain_until_acked_by"
         ),
     ),
-    (RouterRow, True, "version name config created_ts"),
+    (RouterRow, True, "version name config created_ts foreign"),
     (RouterConfig, False, "source dest preserve_node preserve_tag filter allow_cycle guarantee"),
     (TagMatch, False, "op value"),
     (GroupRow, True, "version name created_ts active_ts"),
@@ -158,7 +158,7 @@ STORED: list[tuple[type[msgspec.Struct], bool, str]] = [
     (end_mark._Facts, False, "boot first first_seq starting manifest"),
     (backup_manifest.File, False, "name size sha256"),
     (backup_manifest.Partition, False, "head_seq earliest_seq count log_id"),
-    (backup_manifest.Topic, False, "topic topic_id epoch type durability partitions"),
+    (backup_manifest.Topic, False, "topic topic_id epoch type durability partitions numbers"),
     (backup_manifest.LogPoint, False, "line number next_seq written_ms"),
     (
         backup_manifest.Manifest,

@@ -51,6 +51,7 @@ _GROUPS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "backup": ("backup", "back up all topics, and restore them"),
         "verify": ("verify", "check a data directory for damage"),
         "repair": ("repair", "recover the intact data of a damaged data directory"),
+        "split": ("split", "give a data directory shards, for several processes"),
     },
     "Clusters": {
         "cluster": ("cluster", "make and check a cluster, show its nodes, move its shard"),

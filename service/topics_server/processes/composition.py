@@ -16,18 +16,22 @@ from topics_server.resources import Resources
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
 from topics_service.api.checkpoints import Checkpoints
+from topics_service.api.kafka import KafkaShards
 from topics_service.api.metrics.merging import Report
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Pressure
+from topics_service.engine.clock import SystemClock
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.placement import SQL_SHARD
+from topics_shards.errands import Errands
+from topics_shards.holds import HoldTeller
+from topics_shards.kafka import ShardedKafka
 from topics_shards.locating import Located
-from topics_shards.process import ProcessApi
+from topics_shards.process import ProcessApi, ProcessObjects
 from topics_shards.remote import RemoteShards, remote_methods
 from topics_shards.shards import LocalShards, LostCallError, Shard, Shards
 from topics_shards.sql import ShardedSql, SqlPlacements
 from topics_shards.topics import ShardedTopics
-from topics_shards.watches import ShardedWatches
 from topics_shards.wire.client import Channel
 from topics_shards.wire.server import ShardServer, unix
 
@@ -58,6 +62,9 @@ class Composition:
         self._share = share
         self._channels: dict[int, Channel] = {}
         self._server: ShardServer | None = None
+        self._process: ProcessObjects | None = None
+        self._errands: list[Errands] = []
+        self._tellers: list[HoldTeller] = []
         apis = [core.api for core in cores.values()]
         sources = process_sources(lag, authorizer, resources.traces.statistics)
         metrics = ProcessMetrics([api.metrics for api in apis], sources, self._reports)
@@ -65,13 +72,10 @@ class Composition:
             ledger, process = share.ledger, share.process
             metrics.watch = SharedWatchStatistics(ledger, process)
             authorizer.quotas.make = lambda key_id, limits: SharedUsage(ledger, process, key_id, limits)
-        self._process = ProcessApi(metrics.report, authorizer.users)
         self._local = {shard: Shard(core.api) for shard, core in cores.items()}
-        for shard in self._local.values():
-            shard.objects[ProcessApi.__name__] = self._process
         self._shards = self._reached()
         observers = Observers(*resources.traces.observers, *(() if self.audit is None else (self.audit.observe,)))
-        located = Located(self._shards)
+        self._located = located = Located(self._shards)
         self.health = BoardHealth(board, cores)
         settings = resources.settings
         pressure = Pressure(lag_ms=lambda: lag.sustained_ms, max_lag_ms=settings.max_lag_ms)
@@ -85,10 +89,12 @@ class Composition:
             watch_caps=settings.watch_caps,
         )
         self.api.watches.connections.quotas = authorizer.quotas
-        for shard in self._local.values():
-            shard.objects[ShardedWatches.__name__] = self.api.watches
         metrics.watch_lag = self.api.watches.lag
-        self.api.sql = ShardedSql(located, apis[0].consumers)
+        if self._process is not None:
+            self._process.add(ProcessApi(metrics.report, authorizer.users), self.api.watches)
+        self.api.sql = ShardedSql(located, self.api.consumers)
+        self._kafka = ShardedKafka(self.api, located)
+        self._kafka_groups = settings.kafka.groups
         for api in apis:
             api.parts.connect(self._shards)
             if api.sql is not None:
@@ -102,11 +108,14 @@ class Composition:
         if share is None:
             return LocalShards(self._local)
         methods, name = remote_methods(), f"process {share.process}"
-        self._server = ShardServer(self._local, methods, name)
+        self._process = ProcessObjects()
+        number = share.count + share.process
+        self._server = ShardServer({**self._local, number: self._process}, methods, name)
         for process in range(share.processes):
             if process != share.process:
                 self._channels[process] = Channel(unix(share.socket_of(process)), f"process {process}", name)
         owners = {shard: self._channels[share.owner(shard)] for shard in range(share.count) if shard not in self._local}
+        owners |= {share.count + process: channel for process, channel in self._channels.items()}
         shards = RemoteShards(share.count, self._local, owners, methods)
         shards.process, shards.processes = share.process, share.processes
         return shards
@@ -115,6 +124,19 @@ class Composition:
         """Take calls of the other processes from now on. Raises OSError."""
         if self._server is not None and self._share is not None:
             await self._server.listen(self._share.socket_of(self._share.process))
+
+    def recovered(self, core: Core) -> None:
+        """Begin what a shard does by itself. Call it once its engine has recovered."""
+        core.api.parts.resume()
+        self._tellers.append(HoldTeller.serve(core.engine.parts.place.shard, core.engine, core.api, self._located))
+        errands = Errands(self._located, core.api, core.engine, SystemClock())
+        errands.start()
+        self._errands.append(errands)
+
+    async def kafka(self) -> KafkaShards:
+        """See `listeners.Served`. Waits for all shards."""
+        await self._kafka.start(self._kafka_groups)
+        return self._kafka
 
     def drain(self) -> None:
         """Stop taking calls, and end the waits of those under way."""
@@ -125,8 +147,10 @@ class Composition:
 
     async def close(self) -> None:
         """End the calls between processes, when none of them has any of clients."""
+        await self._kafka.stop()
         for core in self.cores.values():
             core.api.parts.stop()
+        await asyncio.gather(*(each.stop() for each in self._errands), *(each.stop() for each in self._tellers))
         if self._server is not None:
             await self._server.drain(_RETRY_SECONDS)
         for channel in self._channels.values():
@@ -138,11 +162,13 @@ class Composition:
 
     async def follow_users(self) -> None:
         """Follow the users of CREATE USER, which are rows of the shard of SQL, until cancelled."""
-        if SQL_SHARD in self.cores:
+        share = self._share
+        if share is None or SQL_SHARD in self.cores:
             return
+        owner = self._shards.number_of(share.owner(SQL_SHARD))
         while True:
             try:
-                rows = await self._shards.call(SQL_SHARD, ProcessApi.stored_users)
+                rows = await self._shards.call(owner, ProcessApi.stored_users)
                 self.authorizer.users.replace_stored(rows)
             except (TopicsError, LostCallError) as error:
                 log.debug("the users stay as they were: %s", error)
@@ -157,7 +183,7 @@ class Composition:
         async def tell(process: int) -> None:
             with contextlib.suppress(TopicsError, LostCallError, TimeoutError):
                 async with asyncio.timeout(_SPREAD_SECONDS):
-                    await self._shards.call(process, ProcessApi.replace_users, rows)
+                    await self._shards.call(self._shards.number_of(process), ProcessApi.replace_users, rows)
 
         await asyncio.gather(*(tell(process) for process in self._channels))
 
@@ -167,7 +193,7 @@ class Composition:
         async def ask(process: int) -> Report | None:
             with contextlib.suppress(TopicsError, LostCallError, TimeoutError):
                 async with asyncio.timeout(_REPORT_SECONDS):
-                    return await self._shards.call(process, ProcessApi.report, allowed)
+                    return await self._shards.call(self._shards.number_of(process), ProcessApi.report, allowed)
             return None
 
         found = await asyncio.gather(*(ask(process) for process in self._channels))

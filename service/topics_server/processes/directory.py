@@ -19,7 +19,7 @@ def take(settings: Settings) -> tuple[Hold, int]:
         if count is None:
             if path.is_dir() and is_database(path):
                 raise StartError(
-                    f"the data directory {path} has no shards: topics split {path} makes some of it, and without "
+                    f"the data directory {path} has no shards: topics split --data-dir {path} makes them, and without "
                     "TOPICS_PROCESSES it is served as it is"
                 )
             count = settings.shards

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from topics_server import maintenance
 from topics_server.core import Core
+from topics_server.forwarder import Forwarder
 from topics_server.lag import LoopLag
 from topics_server.listeners import Listeners
 from topics_server.notices import Shutdown, log_stopped
@@ -141,7 +142,11 @@ class ShardedServer(Serving):
             self._hangups.follow(self._reload(resources, served, readers))
         self._background = [
             asyncio.create_task(each)
-            for each in (lag.run(), *(work for core in cores.values() for work in core.background(_unheard)))
+            for each in (
+                lag.run(),
+                Forwarder(*(core.engine.routers for core in cores.values())).run(),
+                *(work for core in cores.values() for work in core.background(_unheard, forwards=False)),
+            )
         ]
         await listeners.start()
         self._tell(listening=True)
@@ -152,7 +157,7 @@ class ShardedServer(Serving):
                 core.recovered()
             core.api.metrics.recovery_seconds = time.monotonic() - began
             if core.engine.recovered >= 1:
-                core.api.parts.resume()
+                served.recovered(core)
         maintenance.log_ready(*(core.engine for core in cores.values()))
         served.health.write()
         self._background += [
@@ -161,8 +166,18 @@ class ShardedServer(Serving):
         ]
         listeners.grpc.set_serving(served.api.ready().ready)
         if not self._stop.is_set():
-            await listeners.start_kafka()
+            await self._start_kafka(listeners)
             self._tell(serving=True)
+
+    async def _start_kafka(self, listeners: Listeners) -> None:
+        """Listen for Kafka once all shards answer, unless the server stops before."""
+        tasks = [asyncio.ensure_future(each) for each in (listeners.start_kafka(), self._stop.wait())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        if not tasks[0].cancelled():
+            tasks[0].result()
 
     def _tell(self, **message: Any) -> None:
         if self._share is not None:

@@ -21,7 +21,7 @@ class Share:
     """Process number `process` of `processes`, of a directory with `count` shards.
 
     `sockets` is the directory of the sockets at which they call one another, `control` leads to the parent, and `board`
-    has what all know of all shards, `ledger` of clients. Process p has shard p, and so that shard leads to it.
+    has what all know of all shards, `ledger` of clients.
     """
 
     process: int

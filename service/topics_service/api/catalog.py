@@ -132,11 +132,11 @@ class CatalogView:
 
     def is_routed(self, name: str) -> bool:
         """Return whether the topic is the source or the destination of a router."""
-        return bool(self._engine.routers.touching(name))
+        return self._engine.routers.is_end(name)
 
     def is_behind(self, name: str) -> bool:
         """Return whether `RoutersApi.forwarded` would wait."""
-        return bool(self._engine.routers.behind(name))
+        return self._engine.routers.may_be_behind(name)
 
     def refresh(self, names: Iterable[str], ids: Iterable[UUID] = ()) -> None:
         """Nothing to do."""

@@ -13,6 +13,7 @@ from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
 from topics_service.engine import names
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError, invalid
+from topics_service.engine.limits import Limits
 from topics_service.engine.model import DiffReply, DiffRequest
 from topics_service.engine.offsets.positions import (
     CommitItem,
@@ -33,6 +34,14 @@ class ConsumeRequest(Struct, kw_only=True):
     group: str
     page: DiffRequest
     start: Literal["earliest", "latest"] | int = "earliest"
+
+    def first_page(self) -> DiffRequest:
+        """The page to read while the group has no position."""
+        if self.start == "earliest":
+            return replace(self.page, from_seq=0, from_ts=0)
+        if self.start == "latest":
+            return replace(self.page, from_seq=0, last=0)
+        return replace(self.page, from_seq=self.start)
 
 
 class ConsumeReply(Struct, kw_only=True):
@@ -100,23 +109,15 @@ class GroupsApi:
         engine.groups.touch(request.group)
         if position is not None:
             page = replace(page, from_seq=position.from_seq, committed=True)
-        elif request.start == "earliest":
-            page = replace(page, from_seq=0, from_ts=0)
-        elif request.start == "latest":
-            page = replace(page, from_seq=0, last=0)
         else:
-            page = replace(page, from_seq=request.start)
+            page = request.first_page()
         reply = await self._diff(page)
         return ConsumeReply(committed=None if position is None else position.from_seq, page=reply)
 
     async def commit(self, name: str, items: Sequence[CommitItem], *, principal: Principal) -> CommitReply:
         """Set positions, all or none; as durable as their topics before it is acknowledged."""
         engine = self._admit()
-        check_names(principal, (item.topic for item in items))
-        if not items:
-            raise invalid("there is no position to commit")
-        if len(items) > engine.limits.max_batch_records:
-            raise TopicsError(Reason.BATCH_TOO_LARGE, f"at most {engine.limits.max_batch_records} positions at a time")
+        check_commit(items, principal, engine.limits)
         created = engine.groups.find(name) is None
         _, ticket = engine.groups.commit(name, items, whole=True)
         places = sorted({(item.topic, item.partition) for item in items})
@@ -152,8 +153,7 @@ class GroupsApi:
         with self._observers("group.delete_positions", facts, principal):
             groups = self._admit().groups
             check_names(principal, (target.topic for target in targets))
-            if not targets:
-                raise invalid("a delete of positions needs a topic")
+            check_targets(targets)
             gone, ticket = groups.delete_positions(name, targets)
             await self._settle(ticket)
             facts["deleted"] = len(gone)
@@ -182,3 +182,18 @@ class GroupsApi:
         groups.touch(name)
         group = groups.find(name)
         return {} if group is None else cast("Mapping[TopicView, Mapping[int, Position]]", group.positions)
+
+
+def check_commit(items: Sequence[CommitItem], principal: Principal, limits: Limits) -> None:
+    """Raise unless the caller may commit these positions, as many as they are."""
+    check_names(principal, (item.topic for item in items))
+    if not items:
+        raise invalid("there is no position to commit")
+    if len(items) > limits.max_batch_records:
+        raise TopicsError(Reason.BATCH_TOO_LARGE, f"at most {limits.max_batch_records} positions at a time")
+
+
+def check_targets(targets: Sequence[Target]) -> None:
+    """Raise `invalid_request` for a delete of no positions."""
+    if not targets:
+        raise invalid("a delete of positions needs a topic")

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -177,6 +177,18 @@ class VisibleTopics:
         return [topic.name for topic in self._catalog.within(None)]
 
 
+class Moves(Protocol):
+    """The moves back of positions, which other shards have to know of; see PositionsApi."""
+
+    def moves_back(self) -> Mapping[int, int]:
+        """The moves since the last call."""
+        ...
+
+    async def told(self, moves: Mapping[int, int]) -> None:
+        """Return once the other shards know of the moves."""
+        ...
+
+
 class MembershipApi:
     """The members of groups on one engine, for Kafka, the only protocol that has members. See Members."""
 
@@ -187,8 +199,13 @@ class MembershipApi:
         settled: Callable[[int], Awaitable[None]],
         is_durable: Callable[[int], bool],
         settings: GroupSettings,
+        moves: Moves | None = None,
     ) -> None:
-        """Load the stored groups; from now on `engine.groups` asks this for members."""
+        """Load the stored groups; from now on `engine.groups` asks this for members.
+
+        Other shards are told of positions that move back by `moves`, if there are any.
+        """
+        self._moves = moves
         self._engine = engine
         self._groups = engine.groups
         self._settled = settled
@@ -278,6 +295,9 @@ class MembershipApi:
             return CommitOutcome(error=error)
         outcomes, ticket = self._groups.commit(group, items, kafka=True)
         outcome = CommitOutcome(outcomes=outcomes)
+        moves = None if self._moves is None else self._moves.moves_back()
+        if moves:
+            return self._later(outcome, ticket, moves)
         return outcome if self._is_durable(ticket) else self._later(outcome, ticket)
 
     def positions(self, group: str, member_id: str | None, epoch: int, topics: Sequence[str] | None) -> PositionsReply:
@@ -304,10 +324,11 @@ class MembershipApi:
         self._check(group)
         self._groups.get(group)
         errors = {topic: self._coordinator.check_delete(group, topic) for topic in topics}
-        deletable = [target for target in targets if not errors[target.topic]]
+        known = self._engine.catalog.topics  # a shard that does not know a topic has no position in it
+        deletable = [target for target in targets if target.topic in known and not errors[target.topic]]
         if deletable and GroupError.NON_EMPTY_GROUP not in errors.values():
             _, ticket = self._groups.delete_positions(group, deletable, in_use=True)
-            await self._settled(ticket)
+            await self._later(None, ticket, None if self._moves is None else self._moves.moves_back())
         return [errors[topic] for topic in topics]
 
     # --- all groups
@@ -338,8 +359,10 @@ class MembershipApi:
         ticket = self._stored_ticket(group)
         return self._later(reply, ticket) if ticket else reply
 
-    async def _later(self, reply: T, ticket: int) -> T:
+    async def _later(self, reply: T, ticket: int, moves: Mapping[int, int] | None = None) -> T:
         await self._settled(ticket)
+        if moves and self._moves is not None:
+            await self._moves.told(moves)
         return reply
 
     def _stored_ticket(self, group: str) -> int:

@@ -5,11 +5,12 @@ See `engine.parts`. Without other shards nothing of this is ever called.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from topics_net.rate_limited_logger import RateLimitedLogger
+from topics_service.api.running import LostCallError
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.parts import Extent, Pending, TopicDefinition
@@ -37,6 +38,13 @@ class ShardCalls(Protocol):
         ...
 
 
+class _Waiter(NamedTuple):
+    """A call that waits until parts have learned something; the result is the names of removed routers."""
+
+    order: tuple[bool, int]
+    told: asyncio.Future[list[str]]
+
+
 class PartsApi:
     """The parts of one shard. Belongs to the event loop; every method raises TopicsError.
 
@@ -59,7 +67,8 @@ class PartsApi:
         self._admit = admit
         self._settle = settle
         self._shards: ShardCalls | None = None
-        self._tasks: dict[str, asyncio.Task[list[str]]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._waiting: dict[str, list[_Waiter]] = {}
         self._log = RateLimitedLogger(logging.getLogger("topics.server"))
 
     def connect(self, shards: ShardCalls) -> None:
@@ -78,6 +87,9 @@ class PartsApi:
         self._parts.on_pending = lambda _name: None
         for task in self._tasks.values():
             task.cancel()
+        for waiters in self._waiting.values():
+            for waiter in waiters:
+                waiter.told.cancel()
 
     # --------------------------------------------------------------------- home
 
@@ -93,7 +105,7 @@ class PartsApi:
         definition = self._admit().parts.register(name, shard)
         await self._settle(self._writer.written)
         if shard != self._parts.place.shard:
-            await self._calls().call(shard, PartsApi.adopt, definition)
+            await self._call(shard, PartsApi.adopt, definition)
         return definition
 
     async def finish(self, name: str) -> list[str]:
@@ -101,20 +113,33 @@ class PartsApi:
 
         Raises `not_ready` if a shard does not answer for too long: it is told later.
         """
-        task = self._tasks.get(name)
-        if task is None:
-            if name not in self._parts.pending:
-                return []
-            self._calls()
-            task = self._begin(name)
-        done, _ = await asyncio.wait((task,), timeout=self.patience_seconds)
-        if not done or task.cancelled():
+        pending = self._parts.pending.get(name)
+        if pending is None:
+            return []
+        self._calls()
+        self._begin(name)
+        waiter = _Waiter(pending.order, asyncio.get_running_loop().create_future())
+        waiters = self._waiting.setdefault(name, [])
+        waiters.append(waiter)
+        done, _ = await asyncio.wait((waiter.told,), timeout=self.patience_seconds)
+        if not done or waiter.told.cancelled():
+            if waiter in waiters:
+                waiters.remove(waiter)
             raise TopicsError(
                 Reason.NOT_READY,
                 f'other shards have not confirmed the change of topic "{name}" yet; they are told once they answer',
                 {"topic": name},
             )
-        return task.result()
+        return waiter.told.result()
+
+    def pending(self) -> dict[str, Pending]:
+        """What parts have yet to learn, by the names of the topics."""
+        return dict(self._parts.pending)
+
+    async def finish_since(self, known: Mapping[str, Pending]) -> None:
+        """As `finish`, for all changes since `pending` returned `known`."""
+        for name in [name for name, pending in self._parts.pending.items() if known.get(name) is not pending]:
+            await self.finish(name)
 
     async def free(self, name: str) -> None:
         """Return once no earlier topic of this name is being deleted. Raises as `finish`."""
@@ -126,7 +151,7 @@ class PartsApi:
         """The number of records in the partitions of other shards; 0 if there is no such topic."""
         count = 0
         for shard, partitions in self._admit().parts.elsewhere(name).items():
-            extents = await self._calls().call(shard, PartsApi.extents, [(name, each) for each in partitions])
+            extents = await self._call(shard, PartsApi.extents, [(name, each) for each in partitions])
             count += sum(each.state.count for each in extents if each is not None)
         return count
 
@@ -150,35 +175,64 @@ class PartsApi:
 
     # ---------------------------------------------------------------- internals
 
+    async def _call(
+        self,
+        shard: int,
+        method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Run a method that may be repeated on another shard."""
+        try:
+            return await self._calls().call(shard, method, *args, **kwargs)
+        except LostCallError as error:
+            raise TopicsError(Reason.NOT_READY, f"shard {shard} does not answer") from error
+
     def _calls(self) -> ShardCalls:
         if self._shards is None:
             raise TopicsError(Reason.NOT_READY, "the other shards are not connected yet")
         return self._shards
 
-    def _begin(self, name: str) -> asyncio.Task[list[str]]:
+    def _begin(self, name: str) -> asyncio.Task[None]:
         task = self._tasks.get(name)
-        if task is None:
+        if task is None or task.done():
             task = self._tasks[name] = asyncio.get_running_loop().create_task(
                 self._tell(name), context=Context()  # what it does outlives the call that began it, and its deadline
             )  # fmt: skip
-            task.add_done_callback(lambda _: self._tasks.pop(name, None))
+            task.add_done_callback(lambda ended: self._ended(name, ended))
         return task
 
-    async def _tell(self, name: str) -> list[str]:
+    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(name) is task:
+            del self._tasks[name]
+
+    async def _tell(self, name: str) -> None:
         """Tell the parts of a topic what they have to learn, until there is nothing more."""
-        removed: set[str] = set()
         delay = _FIRST_DELAY
         while (pending := self._parts.pending.get(name)) is not None:
             try:
                 await self._settle(self._writer.written)
-                removed.update(await self._tell_once(name, pending))
+                removed = await self._tell_once(name, pending)
                 self._parts.done(name, pending)
+                self._told(name, pending, removed)
                 delay = _FIRST_DELAY
             except Exception as error:  # of any kind: another process, or node, may be gone
-                self._log.warning('a change of topic "%s" waits for other shards: %s', name, error)
+                self._log.warning(
+                    'a change of topic "%s" waits for other shards: %s', name, str(error) or "a call was lost"
+                )
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LONGEST_DELAY)
-        return sorted(removed)
+
+    def _told(self, name: str, pending: Pending, removed: list[str]) -> None:
+        """Answer the calls that wait for this, or for what it has replaced."""
+        waiters = self._waiting.pop(name, [])
+        later = [waiter for waiter in waiters if waiter.order > pending.order]
+        if later:
+            self._waiting[name] = later
+        for waiter in waiters:
+            if waiter.order <= pending.order and not waiter.told.done():
+                waiter.told.set_result(removed)
 
     async def _tell_once(self, name: str, pending: Pending) -> list[str]:
         shards, definition = self._calls(), None if pending.is_deleted else self._parts.define(name)

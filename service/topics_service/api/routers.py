@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
+from msgspec.structs import replace
+
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import check_names, check_owned
 from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
@@ -20,6 +22,7 @@ from topics_service.engine.router.router import (
     ListRoutersRequest,
     PutRouterReply,
     PutRouterRequest,
+    Router,
     RouterConfig,
     RouterState,
 )
@@ -27,6 +30,7 @@ from topics_service.engine.router.routers import CatchUp
 from topics_service.engine.router.stretch import PullRequest, SourceEnd, SourceIdentity, Stretch
 
 # Rounds of forwarding between requests before a router gets other ends: what comes in the last is forwarded at once.
+# A reader asks a source so often, should its shard end in between.
 _ROUNDS: Final = 3
 
 
@@ -105,7 +109,7 @@ class RoutersApi:
         self._check_owner(engine, name, principal)
         router = engine.routers.find(name)
         if router is not None and router.foreign is not None:
-            await self._catch_up(engine, await self._refreshed(CatchUp(router)))
+            await self._pulled(engine, router)
         catch_up = engine.routers.catch_up(name)
         if catch_up is not None:
             await self._catch_up(engine, catch_up)
@@ -141,7 +145,7 @@ class RoutersApi:
         engine = self._admit()
         if self.pulls is not None:
             for router in engine.routers.foreign_feeders(topic):
-                await self._catch_up(engine, await self._refreshed(CatchUp(router)))
+                await self._pulled(engine, router)
         for catch_up in engine.routers.behind(topic):
             await self._catch_up(engine, catch_up)
 
@@ -200,17 +204,24 @@ class RoutersApi:
         """What follows in a topic, at once and then as it comes: first of all how things stand."""
         upstream: list[str] | None = None
         is_first = True
-        while True:
-            stretch = self._admit().routers.stretch(request)
-            if is_first or stretch.to > stretch.after:
-                is_first, request = False, PullRequest(topic=request.topic, topic_id=request.topic_id, after=stretch.to)
-                if stretch.upstream == upstream:
-                    stretch.upstream = None
+        topic, pulled = request.topic, self._admit().routers.pulled
+        pulled[topic] = pulled.get(topic, 0) + 1
+        try:
+            while True:
+                stretch = self._admit().routers.stretch(request)
+                if is_first or stretch.to > stretch.after:
+                    is_first, request = False, replace(request, after=stretch.to)
+                    if stretch.upstream == upstream:
+                        stretch.upstream = None
+                    else:
+                        upstream = stretch.upstream
+                    yield stretch
                 else:
-                    upstream = stretch.upstream
-                yield stretch
-            else:
-                await self._news(request.topic)
+                    await self._news(topic)
+        finally:
+            pulled[topic] -= 1
+            if not pulled[topic]:
+                del pulled[topic]
 
     async def drop_source(self, topic: str, topic_id: str | None = None) -> list[str]:
         """Remove the routers from a topic of another shard that was deleted; return their names."""
@@ -240,6 +251,15 @@ class RoutersApi:
         await self._settle(self._admit().routers.places.remove(name, expected))
 
     # --------------------------------------------------------------- internals
+
+    async def _pulled(self, engine: Engine, router: Router) -> None:
+        """Return when the router has forwarded what its source in another shard holds now, or that does not answer."""
+        for _ in range(_ROUNDS):
+            known = CatchUp(router)
+            catch_up = await self._refreshed(known)
+            await self._catch_up(engine, catch_up)
+            if catch_up is known or catch_up.is_over or router.fault is not None:
+                return
 
     async def _refreshed(self, catch_up: CatchUp) -> CatchUp:
         """The wait, up to what a source in another shard holds now."""

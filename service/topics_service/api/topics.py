@@ -19,9 +19,11 @@ from topics_service.api.catalog_copy import CatalogApi
 from topics_service.api.groups import GroupsApi
 from topics_service.api.membership import MembershipApi
 from topics_service.api.metrics.collector import Metrics, MetricsSources
+from topics_service.api.mirrors import MirrorsApi
 from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
 from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi
+from topics_service.api.positions import PositionsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.scheduling.batcher import WriteBatcher
@@ -119,6 +121,9 @@ class TopicsApi:
         self.consumers = ConsumeApi(
             self._admit, self._settle, self.routers.forwarded, self.expiry_durable, self.notify_on_drain, observers
         )
+        self.placements = PlacementsApi(self._admit, self._settle)
+        self.positions = PositionsApi(self._admit, self._settle)
+        self.mirrors = MirrorsApi(self._admit, self._settle)
         self.sql: SqlApi | None = None
         self.queues = QueuesApi(
             self._admit, self._settle, self.watches.connection, self.routers.forwarded, observers=observers
@@ -141,7 +146,9 @@ class TopicsApi:
         """
         if self.membership is None:
             topics = self.catalog if catalog is None else catalog
-            self.membership = MembershipApi(self._engine, topics, self.settled, self.is_durable, settings)
+            self.membership = MembershipApi(
+                self._engine, topics, self.settled, self.is_durable, settings, self.positions
+            )
         return self.membership
 
     def serve_sql(
@@ -167,6 +174,7 @@ class TopicsApi:
             observers=self.observers,
             timeout_seconds=timeout_seconds,
         )
+        self.sql.parts = self.parts
         self.metrics.caches["plans"] = self.sql.plans
         return self.sql
 
@@ -213,9 +221,9 @@ class TopicsApi:
                 applied["topic_id"] = reply.identity.topic_id
                 applied["partition_count"] = reply.identity.partition_count
                 applied["topics.created"] = reply.created
-            await self._settle(ticket)
             if engine.parts.pending:
                 await self.parts.finish(name)
+            await self._settle(ticket)
             facts["created"] = reply.created
         return reply
 
@@ -272,9 +280,9 @@ class TopicsApi:
             except TopicsError:
                 await self.expiry_durable(name)
                 raise
-            await self._settle(ticket)
             if engine.parts.pending:
                 reply.routers_removed = sorted({*reply.routers_removed, *await self.parts.finish(name)})
+            await self._settle(ticket)
             facts |= {"deleted": reply.deleted, "routers_removed": reply.routers_removed}
         return reply
 

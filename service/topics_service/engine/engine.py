@@ -440,6 +440,8 @@ class Engine:
     def diff(self, request: DiffRequest) -> DiffReply:
         """Read one page after a cursor, without waiting. See TopicsApi.diff."""
         topic, now, limits = self.catalog.visible(request.topic), self._clock.now_ms(), self.limits
+        if request.topic_id and request.topic_id != topic.topic_id:
+            raise topic_recreated(request.topic, topic.topic_id)
         log = topic.partition(request.partition)
         topic.touch(now)
         s = log.visible(topic.config, now)
@@ -619,7 +621,7 @@ class Engine:
                 f'topic "{topic.name}" has {counted(topic.partition_count, "partition")}; they can\'t be removed',
                 {"topic": topic.name, "partition_count": topic.partition_count},
             )
-        if self.routers.touching(topic.name):
+        if self.routers.is_end(topic.name):
             raise invalid(f'"{topic.name}" is an end of a router, which has one partition')
         self.catalog.check_capacity(self.parts.local(topic, count) - len(topic.logs))
 

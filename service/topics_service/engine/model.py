@@ -207,7 +207,8 @@ class DiffRequest(Struct, kw_only=True):
     Beyond the contract, instead of `from_seq`: `from_ts` starts at the first record of that time (ms) or later, `last`
     that many live records before the end (0: only new ones). `filter` keeps only records with a matching tag: `limit`
     then counts matches, and a page can end before it is full (see `reader.read`). With `committed` the cursor is a
-    group's position: beyond the head it counts as the head, and does not reveal a recreated topic.
+    group's position: beyond the head it counts as the head, and does not reveal a recreated topic. A topic with another
+    id than `topic_id` is `topic_not_found`, unless that is empty.
     """
 
     topic: str
@@ -221,19 +222,18 @@ class DiffRequest(Struct, kw_only=True):
     max_batch_bytes: int = 0
     filter: "TagMatch | None" = None
     committed: bool = False
+    topic_id: str = ""
 
 
 class BulkRequest(DiffRequest, kw_only=True):
     """A page of a long read whose pages belong together. `limit` and `max_batch_bytes` count as they are.
 
     `end_seq` is the last seq to read (None: the head). `epoch` is 0 for the first page and then that of the first
-    reply: a topic that was recreated in between is `topic_not_found`. So is one that has another id than `topic_id`,
-    unless that is empty.
+    reply: a topic that was recreated in between is `topic_not_found`.
     """
 
     end_seq: int | None = None
     epoch: int = 0
-    topic_id: str = ""
 
 
 class Slice(Struct, frozen=True):

@@ -61,6 +61,11 @@ class Pending(Struct, frozen=True, array_like=True):
     is_deleted: bool
     shards: tuple[int, ...]
 
+    @property
+    def order(self) -> tuple[bool, int]:
+        """The place among what there was to learn of this topic: the later contains the earlier."""
+        return self.is_deleted, self.revision
+
 
 class Extent(Struct, frozen=True):
     """A partition as its shard has it, and the recency of the topic there."""

@@ -15,10 +15,11 @@ from topics_service.engine.blocks import BlockCache, LogBlocks
 from topics_service.engine.lives import Ceiling
 from topics_service.engine.log import Log
 from topics_service.engine.offsets.positions import (
-    GroupRow,
+    Group,
     Position,
     decode_position,
     is_group_row,
+    is_mirror_row,
     read_position_key,
 )
 from topics_service.engine.offsets.positions import decode_row as decode_group
@@ -84,25 +85,25 @@ def routers(store: Store, topics: Container[str]) -> Iterator[tuple[int, RouterR
         yield number, row, cursor, forwarded
 
 
-def groups(
-    store: Store, topics: Mapping[int, Topic]
-) -> Iterator[tuple[int, GroupRow, Mapping[tuple[Topic, int], Position]]]:
-    """Yield every consumer group on disk: number, row, and positions by topic and partition. O(groups and positions).
+def groups(store: Store, topics: Mapping[int, Topic]) -> Iterator[tuple[Group, Mapping[tuple[Topic, int], Position]]]:
+    """Yield every consumer group and mirror on disk, with its positions to be put. O(groups and positions).
 
     `topics` are all topics by number.
 
     Raises StoreOpenError, naming the row, when one is damaged or is of a group, topic or partition that is not there.
     """
-    found: dict[int, GroupRow] = {}
-    names: set[str] = set()
+    found: dict[int, Group] = {}
+    names: set[tuple[str, bool]] = set()
     for key, value in store.scan(Family.GROUPS, *_ALL):
-        if is_group_row(key):
+        is_mirror = is_mirror_row(key)
+        if is_mirror or is_group_row(key):
             number = keys.read_u64(key)
             with _refuse_damage(f"group {number}"):
-                row = found[number] = decode_group(value)
-                if row.name in names:
+                row = decode_group(value)
+                found[number] = Group(number, row.name, row.created_ts, row.active_ts, is_mirror=is_mirror)
+                if (row.name, is_mirror) in names:
                     raise ValueError(f'there are two groups "{row.name}"')
-                names.add(row.name)
+                names.add((row.name, is_mirror))
     positions: dict[int, dict[tuple[Topic, int], Position]] = {}
     for key, value in store.scan(Family.POSITIONS, *_ALL):
         with _refuse_damage(f"the position {key.hex()}"):
@@ -111,8 +112,8 @@ def groups(
             if number not in found or topic is None or partition >= topic.partition_count:
                 raise ValueError("its group or partition does not exist")
             positions.setdefault(number, {})[topic, partition] = decode_position(value)
-    for number, row in found.items():
-        yield number, row, positions.get(number, {})
+    for number, group in found.items():
+        yield group, positions.get(number, {})
 
 
 def close(writer: Writer, logs: Iterable[Log]) -> None:

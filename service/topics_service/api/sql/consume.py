@@ -4,16 +4,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import repeat
-from typing import Final
+from typing import Final, Protocol
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.roles import Capability, require
 from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
+from topics_service.api.positions import PositionsApi
 from topics_service.api.sql.requests import AckRequest, ConsumeReply, ConsumeRequest, Gap, Message
 from topics_service.engine import names
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, invalid, topic_not_found
 from topics_service.engine.model import DiffReply, DiffRequest, Slice
+from topics_service.engine.offsets.positions import HeldPosition, Place
 from topics_service.engine.tables.errors import sql_error
 from topics_service.engine.tables.messages import NO_ENVELOPE, envelope_of
 from topics_service.engine.topic import Topic
@@ -21,6 +23,23 @@ from topics_service.engine.topic import Topic
 DEFAULT_LIMIT: Final = 100
 _TOMBSTONE: Final = b"null"
 _MAX_OFFSET: Final = (1 << 63) - 1
+
+
+class Positions(Protocol):
+    """The positions of groups, which may be in another shard than the topics; see PositionsApi."""
+
+    async def position(self, name: str, topic: str, partition: int) -> HeldPosition | None:
+        """The group's position in a partition, if it has one; the group counts as in use."""
+        ...
+
+    async def pin(self, name: str, place: Place, head: int) -> int | None:
+        """Set the position of a group that has none to the head; returns where it is then, None for a topic that is not
+        there (any more)."""
+        ...
+
+    async def advance(self, name: str, place: Place, from_seq: int) -> int | None:
+        """Move a position forward, never back; returns where it is then, None for a topic that is not there."""
+        ...
 
 
 class ConsumeApi:
@@ -44,6 +63,7 @@ class ConsumeApi:
         self.default_timeout = 30.0
         """Seconds that a call waits which does not say; set by the composition root, as the maximum is."""
         self.max_timeout = 300.0
+        self.positions: Positions = PositionsApi(admit, settle)  # replaced where there are several shards
         self._admit = admit
         self._settle = settle
         self._forwarded = forwarded
@@ -108,10 +128,13 @@ class ConsumeApi:
                 written = "no message is written yet" if last < 0 else f"the last one written is {last}"
                 detail = {"topic": topic.name, "partition": request.partition, "upto_offset": upto, "last_offset": last}
                 raise invalid(f"upto_offset is not the offset of a message: {written}", detail)
-            position, ticket = engine.groups.advance(request.group, topic, request.partition, upto + 1)
-            await self._settle(ticket)
-            facts["acknowledged_offset"] = position - 1
-        return position - 1
+            place = Place(topic.name, topic.topic_id, request.partition)
+            position = await self.positions.advance(request.group, place, upto + 1)
+            if position is None:
+                raise topic_not_found(request.topic)
+            acknowledged = min(position, topic.logs[request.partition].view.head) - 1
+            facts["acknowledged_offset"] = acknowledged
+        return acknowledged
 
     async def _start(self, engine: Engine, topic: Topic, request: ConsumeRequest) -> int:
         """The seq behind which to read, which is the offset to begin with."""
@@ -119,17 +142,17 @@ class ConsumeApi:
             return request.start
         log, group = topic.partition(request.partition), request.group
         if group is not None:
-            engine.groups.touch(group)
-            position = engine.groups.position(group, topic.name, request.partition)
-            if position is not None:
-                return min(position.from_seq, log.view.head)
+            held = await self.positions.position(group, topic.name, request.partition)
+            if held is not None and held.place.topic_id == topic.topic_id:
+                return min(held.position.from_seq, log.view.head)
         if request.start == "earliest":
             return engine.locate(topic.name, 0, request.partition)[0] - 1
         if group is None:
             return log.view.head
-        head, ticket = engine.groups.pin(group, topic, request.partition)
-        await self._settle(ticket)
-        return head
+        pinned = await self.positions.pin(group, Place(topic.name, topic.topic_id, request.partition), log.view.head)
+        if pinned is None:
+            raise topic_not_found(request.topic)
+        return min(pinned, log.view.head)
 
 
 def _topic(engine: Engine, name: str, group: str | None, principal: Principal) -> Topic:

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar, cast
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
+from topics_service.api.parts import PartsApi
 from topics_service.api.placements import Placements
 from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.sql import rights
@@ -82,6 +83,8 @@ class SqlApi:
         self.system = system
         self.observers = observers
         self.timeout_seconds = timeout_seconds
+        self.parts: PartsApi | None = None
+        """The parts of topics in other shards, which learn of definitions before these are acknowledged."""
         self.placements: Placements | None = None
         """The homes of topics, where there are other shards than that of SQL."""
         self.plans = PlanCache(reader)
@@ -417,11 +420,14 @@ class _Run:
         with api.observers("sql.define", self._facts(action), self._principal):
             async with placing(api.placements, action):
                 await self._lock()
+                known = {} if api.parts is None else api.parts.pending()
                 try:
                     action = cast("plans.Definition", self._plan(newest=True).action)
                     ticket = await self._finish(api.tables.define(action))
                 finally:
                     api.writing.release()
+                if api.parts is not None:
+                    await api.parts.finish_since(known)
                 await api.settle(ticket)
             if isinstance(action, plans.CreateIndex):
                 return await self._built(action)

@@ -1,6 +1,6 @@
 """Index of all groups in memory: by name, by topics with positions, and the seqs they hold back from retention."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from sortedcontainers import SortedDict
@@ -17,14 +17,19 @@ TopicPartition = tuple[Topic, int]
 class GroupIndex:
     """An index of the rows of groups and positions, updated after each change of those.
 
-    It keeps `Log.hold` in step: the lowest position of the groups that the topic retains records for.
+    It keeps `Log.hold` in step: the lowest position of the groups that the topic retains records for. A group of
+    another shard has a mirror here, which is no group to anyone but retention.
     """
 
     def __init__(self) -> None:
         self.by_name: SortedDict[str, Group] = SortedDict()
+        self.mirrors: dict[str, Group] = {}
         self.next_number = 1
-        self.positions = 0  # of all groups
-        self._of_topic: dict[Topic, dict[str, Group]] = {}
+        self.positions = 0  # of all groups, without mirrors
+        self.on_moved: Callable[[Group, Topic, int, bool], None] | None = None
+        """Called when a position has moved in a partition that is in another shard and retains records for the group;
+        with True if it went back."""
+        self._of_topic: dict[Topic, dict[int, Group]] = {}
 
     def find(self, name: str) -> Group | None:
         """The group, if it exists."""
@@ -32,43 +37,52 @@ class GroupIndex:
         return group
 
     def add(self, group: Group) -> None:
-        """Add a new group."""
-        self.by_name[group.name] = group
+        """Add a new group, or a mirror of one."""
+        if group.is_mirror:
+            self.mirrors[group.name] = group
+        else:
+            self.by_name[group.name] = group
         self.next_number = max(self.next_number, group.number + 1)
 
     def remove(self, group: Group) -> None:
         """Remove the group and its positions."""
-        del self.by_name[group.name]
+        del (self.mirrors if group.is_mirror else self.by_name)[group.name]
         for topic, partition in topic_partitions(group):
             self.drop(group, topic, partition)
 
     def put(self, group: Group, topic: Topic, partition: int, position: Position) -> None:
         """Set a position of the group."""
-        self.positions += group.position(topic, partition) is None
+        former = group.position(topic, partition)
+        self.positions += former is None and not group.is_mirror
         group.put(topic, partition, position)
-        self._of_topic.setdefault(topic, {})[group.name] = group
-        self._hold_back(group, topic, partition)
+        self._of_topic.setdefault(topic, {})[group.number] = group
+        self._hold_back(group, topic, partition, is_back=former is not None and position.from_seq < former.from_seq)
 
     def drop(self, group: Group, topic: Topic, partition: int) -> None:
         """Remove a position of the group."""
         group.drop(topic, partition)
-        self.positions -= 1
+        self.positions -= not group.is_mirror
         if topic not in group.positions:
             others = self._of_topic[topic]
-            del others[group.name]
+            del others[group.number]
             if not others:
                 del self._of_topic[topic]
-        self._hold_back(group, topic, partition)
+        self._hold_back(group, topic, partition, is_back=True)
 
     def reading(self, topic: Topic) -> Iterable[Group]:
-        """The groups with positions in the topic."""
+        """The groups with positions in the topic, and mirrors."""
         return self._of_topic.get(topic, {}).values()
 
     def drop_topic(self, topic: Topic) -> None:
         """Remove all positions in the topic."""
         for group in self._of_topic.pop(topic, {}).values():
-            self.positions -= len(group.positions[topic])
-            group.drop_topic(topic)
+            if group.is_mirror:
+                group.drop_topic(topic)
+                if not group.positions:
+                    del self.mirrors[group.name]
+            else:
+                self.positions -= len(group.positions[topic])
+                group.drop_topic(topic)
 
     def under(self, prefix: str, allowed: tuple[str, ...] | None, after: str | None = None) -> Iterator[str]:
         """The names that start with `prefix` and one of `allowed` (None: any), in order, behind the name `after`."""
@@ -94,6 +108,20 @@ class GroupIndex:
         """The topic is new, or has another config or more partitions: apply its retention holds."""
         for log, hold in zip(topic.logs, self.holds(topic, topic.config), strict=True):
             log.hold = hold
+        if self.on_moved is not None:
+            for group in filter(None, map(self.find, topic.config.retaining)):
+                for partition in group.positions.get(topic, ()):
+                    if topic.find_log(partition) is None:
+                        self.on_moved(group, topic, partition, False)
+
+    def retained_elsewhere(self) -> Iterator[tuple[Group, Topic, int]]:
+        """The positions that partitions in other shards retain records for."""
+        for topic, groups in self._of_topic.items():
+            for group in groups.values():
+                if not group.is_mirror and group.name in topic.config.retaining:
+                    for partition in group.positions[topic]:
+                        if topic.find_log(partition) is None:
+                            yield group, topic, partition
 
     def is_retained_for(self, group: Group) -> bool:
         """Return whether one of the topics that the group reads retains records for it."""
@@ -101,25 +129,27 @@ class GroupIndex:
 
     # ---------------------------------------------------------------- internals
 
-    def _hold_back(self, group: Group, topic: Topic, partition: int) -> None:
+    def _hold_back(self, group: Group, topic: Topic, partition: int, *, is_back: bool) -> None:
         retaining = topic.config.retaining
         if group.name in retaining:
             log = topic.find_log(partition)
             if log is not None:
                 log.hold = self._hold(topic, partition, retaining)
+            elif self.on_moved is not None:
+                self.on_moved(group, topic, partition, is_back)
 
     def _hold(self, topic: Topic, partition: int, retaining: Sequence[str]) -> int | None:
         return min((self._committed(name, topic, partition) for name in retaining), default=None)
 
     def _committed(self, name: str, topic: Topic, partition: int) -> int:
-        group = self.find(name)
+        group = self.find(name) or self.mirrors.get(name)
         position = None if group is None else group.position(topic, partition)
         return 0 if position is None else position.from_seq
 
     def _lags(self, allowed: tuple[str, ...] | None) -> Iterator[tuple[str, str, int, int]]:
         for name in self.under("", allowed):
             for topic, partition, position in in_order(self.by_name[name]):
-                log = topic.find_log(partition)
+                log = topic.find_log(partition)  # the head of one in another shard is not known here
                 if log is not None and (allowed is None or topic.name.startswith(allowed)):
                     yield name, topic.name, partition, lag_of(position.from_seq, log.view.head)
 

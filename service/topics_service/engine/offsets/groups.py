@@ -8,29 +8,39 @@ from msgspec.structs import replace
 from topics_service.engine import names, retention
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
-from topics_service.engine.errors import Reason, TopicsError, group_not_found, invalid
+from topics_service.engine.errors import (
+    Reason,
+    TopicsError,
+    group_not_found,
+    partition_not_found,
+    topic_not_found,
+)
 from topics_service.engine.limits import Limits
 from topics_service.engine.offsets.group_index import GroupIndex, TopicPartition, in_order, topic_partitions
+from topics_service.engine.offsets.mirrors import Mirrors
 from topics_service.engine.offsets.positions import (
-    MAX_METADATA,
     CommitItem,
     Coordinator,
     DeleteGroupReply,
     Group,
-    GroupRow,
     GroupState,
     GroupSummary,
+    HeldPosition,
     ListGroupsReply,
     ListGroupsRequest,
     Membership,
     NoCoordinator,
+    Place,
     Position,
     PositionState,
     ResetRequest,
     Target,
-    lag_of,
+    beyond_head,
+    check_item,
+    check_reset,
     position_key,
     state_key,
+    state_of,
     topic_range,
 )
 from topics_service.engine.topic import Topic
@@ -59,22 +69,24 @@ class Groups:
         self._clock = clock
         self._limits = limits
         self.index = GroupIndex()
+        self.mirrors = Mirrors(catalog, writer, clock, self.index)
         self._sweep_cursor = ""
-        catalog.on_configured = self.index.configured
+        catalog.on_configured = self._configured
 
     def __len__(self) -> int:
         return len(self.index.by_name)
 
-    def load(self, found: Iterable[tuple[int, GroupRow, Mapping[TopicPartition, Position]]]) -> None:
-        """Take over the groups that recovery found: number, row and positions; and apply their retention holds."""
-        for number, row, positions in found:
-            group = Group(number, row.name, row.created_ts, row.active_ts)
+    def load(self, found: Iterable[tuple[Group, Mapping[TopicPartition, Position]]]) -> None:
+        """Take over the groups and mirrors that recovery found, with their positions; and apply their retention
+        holds."""
+        for group, positions in found:
             self.index.add(group)
             for (topic, partition), position in positions.items():
                 self.index.put(group, topic, partition, position)
         for topic in self._catalog.each():
             if topic.config.retaining:
                 self.index.configured(topic)
+        self.mirrors.loaded()
 
     # ------------------------------------------------------------------- groups
 
@@ -87,6 +99,12 @@ class Groups:
         group = self.find(name)
         if group is None:
             raise group_not_found(name)
+        return group
+
+    def without_members(self, name: str) -> Group:
+        """The group. Raises `group_not_found`, and `group_not_empty` while it has members."""
+        group = self.get(name)
+        self._check_empty(name)
         return group
 
     def create(self, name: str) -> tuple[Group, int]:
@@ -127,9 +145,13 @@ class Groups:
             group=name,
             created_ts=group.created_ts,
             last_commit_ts=group.last_commit_ts,
-            membership=_seen(self.coordinator.membership(name), allowed),
+            membership=self.membership(name, allowed),
             positions=self.positions(name, allowed=allowed),
         )
+
+    def membership(self, name: str, allowed: tuple[str, ...] | None = None) -> Membership:
+        """The members of a group, with their partitions of topics that start with one of `allowed`."""
+        return _seen(self.coordinator.membership(name), allowed)
 
     def delete(self, name: str) -> tuple[DeleteGroupReply, int]:
         """Remove the group with its positions. Raises `group_not_empty` while it has members."""
@@ -208,37 +230,53 @@ class Groups:
             else:
                 outcomes.append(None)
                 given[topic, item.partition] = Position(item.from_seq, item.leader_epoch, item.metadata, now)
-        if not given:
-            return outcomes, 0
-        synced = any(topic.config.durability == "fsync" for topic, _ in given)
-        ticket = self._put(self.find(name) or self._new(name), given)
-        return outcomes, ticket if synced else 0
+        return outcomes, self._commit(name, given)
 
-    def advance(self, name: str, topic: Topic, partition: int, from_seq: int) -> tuple[int, int]:
-        """Move a position forward, never back; returns where it is now, and the ticket to wait for.
+    def commit_checked(self, name: str, items: Sequence[CommitItem], topic_ids: Mapping[str, str]) -> tuple[int, int]:
+        """As `commit` of the whole, for items that were checked where their logs are (`check_item`), in topics of these
+        ids. A topic that has another id by now has no such partition.
 
-        The first call creates the group. Raises `invalid_request` beyond the head, as `commit`.
+        Returns the time of the positions, and the ticket.
         """
         self._writer.check()
         names.check_group_name(name)
-        self._checked(CommitItem(topic.name, partition, from_seq), kafka=False)
+        now = self._clock.now_ms()
+        given = {
+            self._found(Place(item.topic, topic_ids[item.topic], item.partition)): Position(
+                item.from_seq, item.leader_epoch, item.metadata, now
+            )
+            for item in items
+        }
+        return now, self._commit(name, given)
+
+    def advance(self, name: str, place: Place, from_seq: int) -> tuple[int, int]:
+        """Move a position forward, never back; returns where it is now, and the ticket to wait for.
+
+        The first call creates the group. The caller has checked that it is not beyond the head.
+        """
+        self._writer.check()
+        names.check_group_name(name)
+        topic, partition = self._found(place)
         synced = topic.config.durability == "fsync"
         position = self.position(name, topic.name, partition)
         if position is not None and position.from_seq >= from_seq:
-            held = min(position.from_seq, topic.partition(partition).view.head)
-            return held, self._writer.written if synced else 0  # it may have been set a moment ago
+            return position.from_seq, self._writer.written if synced else 0  # it may have been set a moment ago
         group = self.find(name) or self._new(name)
         ticket = self._put(group, {(topic, partition): Position(from_seq, ts=self._clock.now_ms())})
         return from_seq, ticket if synced else 0
 
-    def pin(self, name: str, topic: Topic, partition: int) -> tuple[int, int]:
+    def pin(self, name: str, place: Place, head: int) -> tuple[int, int]:
         """Set the position of a group that has none to the head; returns it, and the ticket to wait for in any class.
 
         The first call creates the group.
         """
         self._writer.check()
         names.check_group_name(name)
-        group, head = self.find(name) or self._new(name), topic.partition(partition).view.head
+        topic, partition = self._found(place)
+        group = self.find(name) or self._new(name)
+        position = group.position(topic, partition)
+        if position is not None:
+            return position.from_seq, self._writer.written
         return head, self._put(group, {(topic, partition): Position(head, ts=self._clock.now_ms())})
 
     def position(self, name: str, topic: str, partition: int) -> Position | None:
@@ -254,6 +292,14 @@ class Groups:
         return [
             _state(found, partition, position, now)
             for found, partition, position in in_order(group)
+            if topic in (None, found.name) and (allowed is None or found.name.startswith(allowed))
+        ]
+
+    def held(self, name: str, topic: str | None = None, allowed: tuple[str, ...] | None = None) -> list[HeldPosition]:
+        """As `positions`, without the state of the partitions, which may be elsewhere."""
+        return [
+            HeldPosition(Place(found.name, found.topic_id, partition), position)
+            for found, partition, position in in_order(self.get(name))
             if topic in (None, found.name) and (allowed is None or found.name.startswith(allowed))
         ]
 
@@ -274,10 +320,8 @@ class Groups:
         a cursor beyond the head of one of the logs.
         """
         self._writer.check()
-        if (request.to is None) == (request.ts is None):
-            raise invalid("exactly one of to and ts must be given")
-        group, now = self.get(request.group), self._clock.now_ms()
-        self._check_empty(request.group)
+        check_reset(request)
+        group, now = self.without_members(request.group), self._clock.now_ms()
         given = {
             (topic, partition): Position(self._start(topic, partition, request, now), ts=now)
             for topic, partition in self._partitions(group, request.targets)
@@ -287,6 +331,16 @@ class Groups:
         ticket = self._put(group, given)
         return [_state(topic, partition, position, now) for (topic, partition), position in given.items()], ticket
 
+    def reset_checked(self, name: str, starts: Sequence[tuple[Place, int]]) -> tuple[list[HeldPosition], int]:
+        """As `reset`, to cursors that were found where the logs are."""
+        self._writer.check()
+        group, now = self.without_members(name), self._clock.now_ms()
+        given = {self._found(place): Position(from_seq, ts=now) for place, from_seq in starts}
+        if not given:
+            return [], 0
+        ticket = self._put(group, given)
+        return [HeldPosition(place, Position(from_seq, ts=now)) for place, from_seq in starts], ticket
+
     def delete_positions(
         self, name: str, targets: Sequence[Target], *, in_use: bool = False
     ) -> tuple[list[tuple[str, int]], int]:
@@ -295,10 +349,26 @@ class Groups:
         Raises `group_not_found`, and `group_not_empty` while the group has members unless `in_use`: then the caller
         knows that no member reads there.
         """
-        group = self.get(name)
-        if not in_use:
-            self._check_empty(name)
-        gone = [each for each in self._partitions(group, targets) if group.position(*each) is not None]
+        group = self.get(name) if in_use else self.without_members(name)
+        return self._forget(group, self._partitions(group, targets))
+
+    def delete_checked(
+        self, name: str, places: Sequence[Place], *, in_use: bool = False
+    ) -> tuple[list[tuple[str, int]], int]:
+        """As `delete_positions`, in partitions that were found to exist, of which this shard need not know."""
+        group = self.get(name) if in_use else self.without_members(name)
+        found = {place: self._catalog.find(place.topic) for place in places}
+        return self._forget(
+            group,
+            [
+                (topic, place.partition)
+                for place, topic in found.items()
+                if topic is not None and topic.topic_id == place.topic_id
+            ],
+        )
+
+    def _forget(self, group: Group, partitions: Sequence[TopicPartition]) -> tuple[list[tuple[str, int]], int]:
+        gone = [each for each in partitions if group.position(*each) is not None]
         if not gone:
             return [], 0
         with Transaction(self._writer) as tx:
@@ -316,7 +386,10 @@ class Groups:
         """Stage the removal of every position in the topic; `removed_topic` must follow the commit."""
         for group in self.index.reading(topic):
             tx.batch.delete_range(Family.POSITIONS, *topic_range(group.number, topic.number))
-            tx.batch.put(Family.GROUPS, *group.row())
+            if not group.is_mirror:
+                tx.batch.put(Family.GROUPS, *group.row())
+            elif len(group.positions) == 1:
+                tx.batch.delete(Family.GROUPS, group.row()[0])
 
     def removed_topic(self, topic: Topic) -> None:
         """The removal was written: forget the positions."""
@@ -358,22 +431,41 @@ class Groups:
 
     # ---------------------------------------------------------------- internals
 
+    def _configured(self, topic: Topic) -> None:
+        self.index.configured(topic)
+        if self.index.mirrors:
+            self.mirrors.configured(topic)
+
     def _checked(self, item: CommitItem, *, kafka: bool) -> Topic:
         """The topic of an item that can be committed."""
         topic = self._catalog.visible(item.topic)
-        log, where = topic.partition(item.partition), {"topic": item.topic, "partition": item.partition}
-        if item.from_seq < 0 or (item.from_seq > log.view.head and not kafka):
-            raise invalid(
-                f"from_seq must be from 0 to the head, which is at {log.view.head}",
-                {**where, "from_seq": item.from_seq, "head_seq": log.view.head},
-            )
-        size = len(item.metadata.encode("utf-16-le")) // 2 if kafka else len(item.metadata.encode())
-        if size > MAX_METADATA:
-            raise invalid(
-                f"the metadata of a position has at most {MAX_METADATA} bytes",
-                {**where, "limit": "max_metadata_bytes", "max": MAX_METADATA},
-            )
+        if kafka and self._is_elsewhere(topic, item.partition):
+            head = item.from_seq  # whatever it is: the position may be beyond it
+        else:
+            head = topic.partition(item.partition).view.head
+        check_item(item, head, kafka=kafka)
         return topic
+
+    def _is_elsewhere(self, topic: Topic, partition: int) -> bool:
+        """Return whether the partition is in another shard."""
+        return topic.spread is not None and 0 <= partition < topic.partition_count and topic.find_log(partition) is None
+
+    def _found(self, place: Place) -> TopicPartition:
+        """The partition of a topic that may be here or elsewhere. Raises unless it is of that life."""
+        topic = self._catalog.visible(place.topic)
+        if topic.topic_id != place.topic_id:
+            raise topic_not_found(place.topic)
+        if not 0 <= place.partition < topic.partition_count:
+            raise partition_not_found(place.topic, place.partition, topic.partition_count)
+        return topic, place.partition
+
+    def _commit(self, name: str, given: Mapping[TopicPartition, Position]) -> int:
+        """Write committed positions, if there are any; returns the ticket to wait for."""
+        if not given:
+            return 0
+        synced = any(topic.config.durability == "fsync" for topic, _ in given)
+        ticket = self._put(self.find(name) or self._new(name), given)
+        return ticket if synced else 0
 
     def _partitions(self, group: Group, targets: Sequence[Target]) -> list[TopicPartition]:
         """The partitions that are meant, by topic and partition. Raises for one that does not exist."""
@@ -383,7 +475,8 @@ class Groups:
         for target in targets:
             topic = self._catalog.visible(target.topic)
             for partition in target.partitions or range(topic.partition_count):
-                topic.partition(partition)
+                if not 0 <= partition < topic.partition_count:
+                    raise partition_not_found(topic.name, partition, topic.partition_count)
                 meant[topic, partition] = None
         return list(meant)
 
@@ -399,10 +492,7 @@ class Groups:
             return s.head
         assert isinstance(request.to, int)
         if not 0 <= request.to <= s.head:
-            raise invalid(
-                f"from_seq must be from 0 to the head, which is at {s.head}",
-                {"topic": topic.name, "partition": partition, "from_seq": request.to, "head_seq": s.head},
-            )
+            raise beyond_head(topic.name, partition, request.to, s.head)
         return request.to
 
     def _put(self, group: Group, given: Mapping[TopicPartition, Position]) -> int:
@@ -469,14 +559,4 @@ def _seen(membership: Membership, allowed: tuple[str, ...] | None) -> Membership
 
 def _state(topic: Topic, partition: int, position: Position, now: int) -> PositionState:
     s = topic.partition(partition).visible(topic.config, now)
-    return PositionState(
-        topic=topic.name,
-        partition=partition,
-        from_seq=position.from_seq,
-        leader_epoch=position.leader_epoch,
-        metadata=position.metadata,
-        commit_ts=position.ts,
-        head_seq=s.head,
-        earliest_seq=s.earliest,
-        lag=lag_of(position.from_seq, s.head),
-    )
+    return state_of(Place(topic.name, topic.topic_id, partition), position, s.earliest, s.head)

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 from msgspec import Struct
 
+from topics_service.engine.errors import TopicsError, invalid
 from topics_service.engine.topic import Topic
 from topics_service.storage import keys
 
@@ -24,6 +25,7 @@ _VERSION = 1
 _MAX_POSITION = (1 << 63) - 1  # the maximum of Kafka's offsets
 _ROW_KIND = b"\x00"
 _STATE_KIND = b"\x01"
+_MIRROR_KIND = b"\x02"
 
 
 class CommitItem(NamedTuple):
@@ -54,6 +56,21 @@ class Position(Struct, frozen=True):
     def encode(self) -> bytes:
         """The stored form."""
         return _POSITION.pack(_VERSION, self.from_seq, self.leader_epoch, self.ts) + self.metadata.encode()
+
+
+class Place(NamedTuple):
+    """A partition of one life of a topic, whichever shard it is in."""
+
+    topic: str
+    topic_id: str
+    partition: int
+
+
+class HeldPosition(NamedTuple):
+    """A position of a group, and the partition that it is in."""
+
+    place: Place
+    position: Position
 
 
 class PositionState(Struct, kw_only=True):
@@ -186,11 +203,25 @@ decode_row = msgspec.msgpack.Decoder(GroupRow).decode
 
 
 class Group:
-    """A group in memory: its positions by topic and partition, and when it was used last."""
+    """A group in memory: its positions by topic and partition, and when it was used last.
 
-    __slots__ = ("active_ts", "created_ts", "last_commit_ts", "name", "number", "positions", "size", "stored_ts")
+    A *mirror* stands for a group of another shard: it has what that has let go of in the partitions that are here.
+    """
 
-    def __init__(self, number: int, name: str, created_ts: int, active_ts: int) -> None:
+    __slots__ = (
+        "active_ts",
+        "created_ts",
+        "is_mirror",
+        "last_commit_ts",
+        "name",
+        "number",
+        "positions",
+        "size",
+        "stored_ts",
+    )
+
+    def __init__(self, number: int, name: str, created_ts: int, active_ts: int, *, is_mirror: bool = False) -> None:
+        self.is_mirror = is_mirror
         self.number = number
         self.name = name
         self.created_ts = created_ts
@@ -228,7 +259,46 @@ class Group:
     def row(self) -> tuple[bytes, bytes]:
         """Key and value of the group's own row."""
         row = GroupRow(name=self.name, created_ts=self.created_ts, active_ts=self.active_ts)
-        return row_key(self.number), row.encode()
+        return (mirror_key if self.is_mirror else row_key)(self.number), row.encode()
+
+
+def check_item(item: CommitItem, head: int, *, kafka: bool) -> None:
+    """Raise `invalid_request` unless the position can be committed in a partition with this head; see `commit`."""
+    if item.from_seq < 0 or (item.from_seq > head and not kafka):
+        raise beyond_head(item.topic, item.partition, item.from_seq, head)
+    size = len(item.metadata.encode("utf-16-le")) // 2 if kafka else len(item.metadata.encode())
+    if size > MAX_METADATA:
+        raise invalid(
+            f"the metadata of a position has at most {MAX_METADATA} bytes",
+            {"topic": item.topic, "partition": item.partition, "limit": "max_metadata_bytes", "max": MAX_METADATA},
+        )
+
+
+def check_reset(request: ResetRequest) -> None:
+    """Raise `invalid_request` unless the request says, once, where to."""
+    if (request.to is None) == (request.ts is None):
+        raise invalid("exactly one of to and ts must be given")
+
+
+def beyond_head(topic: str, partition: int, from_seq: int, head: int) -> TopicsError:
+    """A cursor that no position can have: 400 `invalid_request`."""
+    detail = {"topic": topic, "partition": partition, "from_seq": from_seq, "head_seq": head}
+    return invalid(f"from_seq must be from 0 to the head, which is at {head}", detail)
+
+
+def state_of(place: Place, position: Position, earliest: int, head: int) -> PositionState:
+    """A position, with the state of its partition."""
+    return PositionState(
+        topic=place.topic,
+        partition=place.partition,
+        from_seq=position.from_seq,
+        leader_epoch=position.leader_epoch,
+        metadata=position.metadata,
+        commit_ts=position.ts,
+        head_seq=head,
+        earliest_seq=earliest,
+        lag=lag_of(position.from_seq, head),
+    )
 
 
 def lag_of(from_seq: int, head: int) -> int:
@@ -241,6 +311,11 @@ def row_key(number: int) -> bytes:
     return keys.u64(number) + _ROW_KIND
 
 
+def mirror_key(number: int) -> bytes:
+    """The key of the row of a mirror."""
+    return keys.u64(number) + _MIRROR_KIND
+
+
 def state_key(number: int) -> bytes:
     """The key of the coordinator's state of a group."""
     return keys.u64(number) + _STATE_KIND
@@ -249,6 +324,11 @@ def state_key(number: int) -> bytes:
 def is_group_row(key: bytes) -> bool:
     """Return whether this is the key of a group's own row."""
     return key[8:] == _ROW_KIND
+
+
+def is_mirror_row(key: bytes) -> bool:
+    """Return whether this is the key of a mirror's row."""
+    return key[8:] == _MIRROR_KIND
 
 
 def position_key(group: int, topic: int, partition: int) -> bytes:

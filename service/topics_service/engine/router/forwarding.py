@@ -67,6 +67,10 @@ class Forwarding:
             finally:
                 facts["messaging.batch.message_count"] = router.forwarded - before
 
+    def forget_copies(self, tx: Transaction, router: Router, last: int) -> None:
+        """Stage the removal of what is known of copies of the seqs above `last`, which were put back."""
+        self._dedup_map(router).cut(tx.batch, last)
+
     # --------------------------------------------------------------- internals
 
     def _advance(self, router: Router, s: Snapshot, ends: EndHops | None) -> bool:

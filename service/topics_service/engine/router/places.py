@@ -36,7 +36,7 @@ class RouterPlaces:
 
     def find(self, name: str) -> RouterPlace | None:
         """The place of a router."""
-        row = self._writer.store.get(Family.ROUTERS, _key(name))
+        row = self._writer.store.get(Family.ROUTERS, place_key(name))
         return None if row is None else _decode(row)
 
     def put(self, name: str, shard: int, expected: RouterPlace | None) -> tuple[RouterPlace, int]:
@@ -46,7 +46,7 @@ class RouterPlaces:
             return found, 0
         place = RouterPlace(shard, self._clock.now_ms())
         batch = self._writer.begin()
-        batch.put(Family.ROUTERS, _key(name), msgspec.msgpack.encode(place))
+        batch.put(Family.ROUTERS, place_key(name), msgspec.msgpack.encode(place))
         return place, self._writer.commit(batch)
 
     def remove(self, name: str, expected: RouterPlace) -> int:
@@ -54,12 +54,12 @@ class RouterPlaces:
         if self.find(name) != expected:
             return 0
         batch = self._writer.begin()
-        batch.delete(Family.ROUTERS, _key(name))
+        batch.delete(Family.ROUTERS, place_key(name))
         return self._writer.commit(batch)
 
     def page(self, after: str, limit: int) -> list[tuple[str, RouterPlace]]:
         """Up to `limit` names and their places, after a name."""
-        rows = self._writer.store.scan(Family.ROUTERS, _key(after) + b"\x00" if after else _PREFIX, _STOP)
+        rows = self._writer.store.scan(Family.ROUTERS, place_key(after) + b"\x00" if after else _PREFIX, _STOP)
         return [(key[len(_PREFIX) :].decode(), _decode(row)) for key, row in islice(rows, limit)]
 
 
@@ -68,5 +68,6 @@ def is_place_key(key: bytes) -> bool:
     return key.startswith(_PREFIX)
 
 
-def _key(name: str) -> bytes:
+def place_key(name: str) -> bytes:
+    """The key of the place of a router."""
     return _PREFIX + name.encode()

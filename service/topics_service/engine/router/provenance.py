@@ -118,6 +118,14 @@ class DedupMap:
             start = _last(runs) + 1
         return start
 
+    def cut(self, batch: WriteBatch, last: int) -> None:
+        """Remove the runs of source seqs above `last`."""
+        for key, runs in self.overlapping(last + 1, (1 << 64) - 2):
+            batch.delete(Family.ROUTER_COPIES, key)
+            kept = [(seq, at, min(count, last + 1 - seq)) for seq, at, count in runs if seq <= last]
+            if kept:
+                self.put(batch, kept)
+
     def _key(self, seq: int) -> bytes:
         return self._prefix + keys.u64(seq)
 

@@ -85,6 +85,8 @@ class Routers:
         self.rings = Rings(self._graph, self._from)
         self.foreign = ForeignSources()
         self.places = RouterPlaces(writer, clock)
+        self.pulled: dict[str, int] = {}
+        """The topics that routers in other shards copy from at the moment, and how many streams each has."""
         self._grown: dict[str, None] = {}  # sources with records that their routers have not seen
         self._due: deque[Router] = deque()
         self._blocked: dict[Router, None] = {}
@@ -214,6 +216,10 @@ class Routers:
         found = {**self._from.get(topic, {}), **self._to.get(topic, {})}
         return [found[name] for name in sorted(found)]
 
+    def is_end(self, topic: str) -> bool:
+        """Return whether a router, here or in another shard, has the topic as an end."""
+        return topic in self._from or topic in self._to or topic in self.pulled
+
     def remove(self, routers: Iterable[Router], tx: Transaction) -> None:
         """Stage the removal of the routers' rows; `removed` must follow the commit."""
         for router in routers:
@@ -263,6 +269,10 @@ class Routers:
         if feeders is None:
             return []
         return [CatchUp(router) for router in feeders.values() if self._is_behind(router)]
+
+    def may_be_behind(self, topic: str) -> bool:
+        """Return whether a reader of the topic may have to wait: what another shard holds is known there only."""
+        return any(router.foreign is not None or self._is_behind(router) for router in self._to.get(topic, {}).values())
 
     def foreign_feeders(self, topic: str) -> list[Router]:
         """The routers into the topic whose source is in another shard."""
@@ -325,6 +335,18 @@ class Routers:
             self._queue(router)
             self.on_due()
         return router.fault is None and not catch_up.is_over
+
+    def rewind(self, source: ForeignSource, head: int) -> None:
+        """Begin behind the head of a source that was put back to an earlier state: its next records are new ones."""
+        name = source.name
+        for router in [router for router in source.routers if router.cursor > head]:
+            with Transaction(self._writer) as tx:
+                self.forwarding.forget_copies(tx, router, head)
+                tx.batch.put(Family.ROUTERS, *router.cursor_row(head, router.forwarded))
+                tx.commit()
+            router.cursor, router.dedup_to = head, None
+            self.foreign.leave(source, router)
+            router.source = self.foreign.join(name, source.identity, router, self._wakes[name])
 
     def awaits_source(self, catch_up: CatchUp) -> bool:
         """Return whether an awaited router needs records that are still to come from another shard."""

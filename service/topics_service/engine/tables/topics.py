@@ -251,7 +251,7 @@ class TopicDefinitions:
     def _find(self, name: str) -> Topic:
         """The topic of this name or alias. Raises `topic_not_found`."""
         topic = self._topics.find(name)
-        if topic is None:
+        if topic is None or topic.is_part:
             error = topic_not_found(name)
             raise sql_error(error.reason, error.message, topic=name)
         return topic
