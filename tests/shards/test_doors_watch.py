@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from support.push import EndedError, WatchStream, cursors
+from support.push import EndedError, WatchStream, cursors, event_id
 from support.server import ServerProcess
 from support.waiting import poll
 from support.ws import WebSocket
@@ -92,7 +92,8 @@ def test_any_process_streams_any_session(server: ServerProcess) -> None:
     assert {process_of(url.rpartition("/")[2]) for url in sessions} == {0, 1}
     last = ""
     with ExitStack() as stack:
-        for stream in streams_at_each(server, sessions[0], stack).values():  # both are of one session
+        start = {"last-event-id": event_id(dict.fromkeys(NAMES, 0))}
+        for stream in streams_at_each(server, sessions[0], stack, **start).values():  # both are of one session
             seen: Counter[str] = Counter()
             while sum(seen.values()) < 2 * len(NAMES):
                 event = stream.event("record")
@@ -100,12 +101,10 @@ def test_any_process_streams_any_session(server: ServerProcess) -> None:
                 last = event.id
             assert seen == dict.fromkeys(NAMES, 2)
             assert cursors(event) == dict.fromkeys(NAMES, 2)
-            httpx_id = last
-            break
-        for name in NAMES:
-            append(server, name, 3)
+    for name in NAMES:
+        append(server, name, 3)
     with ExitStack() as stack:  # at another process, or another session, from the last id
-        for stream in streams_at_each(server, sessions[0], stack, **{"last-event-id": httpx_id}).values():
+        for stream in streams_at_each(server, sessions[0], stack, **{"last-event-id": last}).values():
             records = stream.records(len(NAMES))
             assert [record["$seq"] for record in records] == [3] * len(NAMES)
     url = session(server, topics={name: {} for name in NAMES}, cursor=last)
@@ -117,14 +116,10 @@ def test_streams_outlive_the_process_of_their_topics(server: ServerProcess) -> N
     """The connection is at the one process, half of the topics are at the other, which is killed again and again."""
     for name in NAMES:
         append(server, name, 0, durable=True)
+    start = {"last-event-id": event_id(dict.fromkeys(NAMES, 0))}  # whatever other streams of the session have read
     with ExitStack() as stack:
-        url = session(server, topics={"watched-*": {}})
-        owner, stream = next(iter(streams_at_each(server, url, stack).items()))
-        if process_of(url.rpartition("/")[2]) != index_of(server, owner):  # or it would end with its session
-            url = session_of(server, index_of(server, owner))
-            owner, stream = next(
-                (pid, found) for pid, found in streams_at_each(server, url, stack).items() if pid == owner
-            )
+        owner = children(server)[0]
+        stream = streams_at_each(server, session_of(server, 0), stack, **start)[owner]
         read: defaultdict[str, list[int]] = defaultdict(list)
         heads = dict.fromkeys(NAMES, 1)
         for turn in range(3):
@@ -217,11 +212,6 @@ def test_the_sdk_reads_all_once_while_processes_are_killed(server: ServerProcess
     for name in NAMES:
         assert read[name] == list(range(1, len(read[name]) + 1))
         assert len(read[name]) >= heads[name]
-
-
-def index_of(server: ServerProcess, pid: int) -> int:
-    """The number of a process that was not started again."""
-    return children(server).index(pid)
 
 
 def session_of(server: ServerProcess, process: int) -> str:
