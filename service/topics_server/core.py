@@ -172,6 +172,10 @@ class Core:
             work.append(self._space.keep())
         return work
 
+    async def kafka(self) -> TopicsApi:
+        """See `listeners.Served`."""
+        return self.api
+
     def drain(self) -> None:
         """See TopicsApi."""
         self.api.drain()

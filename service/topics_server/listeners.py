@@ -28,8 +28,9 @@ from topics_service.api.grpc.calls import Calls
 from topics_service.api.grpc.guard import caller
 from topics_service.api.grpc.server import GrpcPort, create_calls
 from topics_service.api.interfaces import Topics
+from topics_service.api.kafka import KafkaShards
 from topics_service.api.topics import TopicsApi
-from topics_service.engine.errors import TopicsError, invalid
+from topics_service.engine.errors import TopicsError
 
 _MAX_MESSAGE_BYTES = (1 << 31) - 1  # gRPC's own limit
 
@@ -55,6 +56,10 @@ class Served(Protocol):
     @property
     def checkpoints(self) -> Checkpoints | None:
         """The checkpoints; None if the server makes none."""
+        ...
+
+    async def kafka(self) -> TopicsApi | KafkaShards:
+        """The calls of Kafka, once they can be served."""
         ...
 
     def drain(self) -> None:
@@ -106,6 +111,7 @@ def http_server(resources: Resources, app: ASGIApp) -> HttpServer:
 def kafka_server(
     resources: Resources,
     served: Served,
+    api: TopicsApi | KafkaShards,
     sock: socket.socket,
     *,
     node_id: int,
@@ -113,9 +119,6 @@ def kafka_server(
     wrap: Callable[[Make], Make] = lambda make: make,
 ) -> KafkaServer:
     """The server of Kafka on `sock`, not listening yet. `wrap` may wrap its handlers. Raises TopicsError."""
-    api = served.api
-    if not isinstance(api, TopicsApi):
-        raise invalid("a server with shards has no Kafka port yet: unset TOPICS_KAFKA_PORT")
     tls = resources.certificates.kafka
     host, port = advertised_address(resources.settings, sock.getsockname()[1])
     wanted = (resources.traces.kafka, None if served.audit is None else KafkaAudit(served.audit))
@@ -201,7 +204,9 @@ class Listeners:
             return
         port = sock.getsockname()[1]
         try:
-            self._kafka = kafka_server(self._resources, self._served, sock, node_id=self._settings.kafka.node_id)
+            api = await self._served.kafka()
+            node_id = self._settings.kafka.node_id
+            self._kafka = kafka_server(self._resources, self._served, api, sock, node_id=node_id)
             await self._kafka.start()
         except (OSError, TopicsError) as error:
             raise StartError(f"Kafka: {error}") from error

@@ -55,7 +55,7 @@ class Resources:
 
         Blocks for as long as RocksDB takes. Raises StartError.
         """
-        if opens_store or settings.cluster_store:
+        if opens_store:
             _check_unsharded(settings)
         self = cls()
         self.shares_ports = shares_ports

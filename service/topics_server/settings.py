@@ -231,12 +231,8 @@ class Settings:
         "time for which any moment of a cluster can be restored: its log and checkpoints are kept, an hour at least",
     )
     cluster_zone: str = _setting("TOPICS_CLUSTER_ZONE", "", "zone of this node; a shard is followed in another one")
-    cluster_capacity: int = _setting(
-        "TOPICS_CLUSTER_CAPACITY", 1, "weight of this node's share of the shards, at most 1000", maximum=1000
-    )
-    cluster_followers: int = _setting(
-        "TOPICS_CLUSTER_FOLLOWERS", 1, "followers of each shard, at most 16; a single one has all nodes", maximum=16
-    )
+    cluster_capacity: int = _setting("TOPICS_CLUSTER_CAPACITY", 1, "weight of this node, at most 1000", maximum=1000)
+    cluster_followers: int = _setting("TOPICS_CLUSTER_FOLLOWERS", 1, "followers of each shard, at most 16", maximum=16)
     log_level: str = _setting(
         "TOPICS_LOG_LEVEL", "info", "debug, info, warning or error; logs go to stderr", read=one_of(*_LEVELS)
     )

@@ -144,7 +144,7 @@ READS: Final = frozenset(
         PositionsApi.describe,
         PositionsApi.held,
         PositionsApi.position,
-                    PositionsApi.begin_reset,
+        PositionsApi.begin_reset,
         PositionsApi.check_unused,
         PositionsApi.ends,
         PositionsApi.ends_of,

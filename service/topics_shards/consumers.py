@@ -6,9 +6,11 @@ from topics_service.api.access.auth import Principal
 from topics_service.api.positions import PositionsApi
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.requests import AckRequest, ConsumeReply, ConsumeRequest
+from topics_service.engine.errors import TopicsError
 from topics_service.engine.offsets.positions import HeldPosition, Place
-from topics_service.engine.placement import home_of
-from topics_shards.locating import Located
+from topics_service.engine.placement import SQL_SHARD, home_of
+from topics_shards.locating import Located, is_unknown
+from topics_shards.shards import Method, P, R
 
 
 class ShardedConsumers:
@@ -19,13 +21,28 @@ class ShardedConsumers:
 
     async def consume(self, request: ConsumeRequest, *, principal: Principal) -> ConsumeReply:
         """See ConsumeApi."""
-        return await self._located.call(
-            request.topic, request.partition, ConsumeApi.consume, request, principal=principal
-        )
+        return await self._call(request, ConsumeApi.consume, request, principal=principal)
 
     async def ack(self, request: AckRequest, *, principal: Principal) -> int:
         """See ConsumeApi."""
-        return await self._located.call(request.topic, request.partition, ConsumeApi.ack, request, principal=principal)
+        return await self._call(request, ConsumeApi.ack, request, principal=principal)
+
+    async def _call(
+        self, place: ConsumeRequest | AckRequest, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Run a method where the topic is; one that is unknown may be an alias, which lies beside tables."""
+        try:
+            return await self._located.call(place.topic, place.partition, method, *args, **kwargs)
+        except TopicsError as error:
+            if not is_unknown(error, place.topic):
+                raise
+            unknown = error
+        try:
+            return await self._located.shards.call(SQL_SHARD, method, *args, **kwargs)
+        except TopicsError as error:
+            if (error.detail or {}).get("in_another_shard"):
+                raise unknown from None  # no alias: the shard has a part of a topic of this name
+            raise
 
 
 class ShardedPositions:

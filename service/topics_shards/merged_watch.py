@@ -1,17 +1,26 @@
 """Watch of several shards: one watch of each, and their frames in turn."""
 
+import asyncio
 from collections.abc import Callable, Mapping
+from typing import Final
 
+from topics_net import background
 from topics_service.api.watch_stream import Watch
 from topics_service.engine.errors import Reason
 from topics_service.engine.watch.core import refusal
 from topics_service.engine.watch.frames import ErrorFrame, Position, TopicDeletedFrame, WatchFrame
 
+_SILENT_SECONDS: Final = 0.25  # that the first round waits for one shard
+_ORDERED_SECONDS: Final = 5.0  # in all
+_TIMER_SECONDS: Final = 0.001  # by which timers may fire early
+_NO_TOPIC: Final = "*"
+
 
 class MergedWatch:
     """The same as an engine's watch, over several of them. Each topic partition is in one of them.
 
-    The shards that have something take turns, one frame each. Within a shard the engine decides the order.
+    The first round is in order of names, as far as shards of other processes answer in time. Then the shards that have
+    something take turns, one frame each; within a shard the engine decides the order.
     """
 
     def __init__(self, wake: Callable[[str], None], max_topics: int) -> None:
@@ -25,6 +34,9 @@ class MergedWatch:
         self._due: dict[int, None] = {}  # the next to have its turn first
         self._followed: set[str] = set()
         self._refused: list[str] = []
+        self._is_ordered = True
+        self._began = self._told = 0.0  # the first round, and its last frame
+        self._timer: asyncio.TimerHandle | None = None
 
     def waker(self, shard: int) -> Callable[[str], None]:
         """Return what the watch of a shard calls when it has something."""
@@ -50,6 +62,9 @@ class MergedWatch:
             self._refuse(shards[name], name)
             del self.positions[name]
         self._followed = set(self.positions)
+        if any(watch.upcoming == "" for watch in watches.values()):
+            self._began = self._told = asyncio.get_running_loop().time()
+            self._timer = background.call_later(_SILENT_SECONDS, self._check_order)
 
     def share(self, cursors: dict[str, int], epochs: dict[str, int]) -> None:
         """See `engine.watch.core.Watch`."""
@@ -75,32 +90,75 @@ class MergedWatch:
         """See `engine.watch.core.Watch`."""
         return sum(watch.lag for watch in self._watches.values())
 
+    @property
+    def upcoming(self) -> str | None:
+        """See `Watch`."""
+        return min((name for watch in self._watches.values() if (name := watch.upcoming) is not None), default=None)
+
     def next(self) -> WatchFrame | ErrorFrame | None:
         """See `engine.watch.core.Watch`."""
+        if self._is_ordered:
+            frame = self._in_order()
+            if frame is not None or self._is_ordered:
+                return frame
         for _ in range(len(self._due)):
             shard = next(iter(self._due))
             del self._due[shard]  # the watch may call for another turn while it has this one
             frame = self._watches[shard].next()
-            if frame is None:
-                continue
-            self._due[shard] = None
-            if isinstance(frame, ErrorFrame):
-                if frame.reason is not Reason.THROTTLED:
-                    self._followed.difference_update(frame.topics)
-                return frame
-            name = frame.topic_partition
-            if name not in self._followed and not isinstance(frame, TopicDeletedFrame):
-                if len(self._followed) >= self._max_topics:
-                    self._refuse(shard, name)
-                    continue
-                self._followed.add(name)
-            if isinstance(frame, TopicDeletedFrame):
-                self._followed.discard(name)
-            return frame
+            if frame is not None:
+                self._due[shard] = None
+                if self._takes(shard, frame):
+                    return frame
         if self._refused:
             refused, self._refused = tuple(self._refused), []
             return refusal(refused, self._max_topics)
         return None
+
+    def _in_order(self) -> WatchFrame | ErrorFrame | None:
+        """Return the next frame of the first round; None if there is none yet, or that round is over."""
+        for _ in range(len(self.positions) + len(self._watches)):
+            ranked = [(name, shard) for shard, watch in self._watches.items() if (name := watch.upcoming) is not None]
+            if not ranked:
+                break
+            name, shard = min(ranked)
+            frame = self._watches[shard].next()
+            if frame is None and not name:
+                return None  # its shard has not told yet
+            if frame is not None and self._takes(shard, frame):
+                if self._timer is not None:
+                    self._told = asyncio.get_running_loop().time()
+                return frame
+        self._is_ordered = False
+        return None
+
+    def _check_order(self) -> None:
+        """Wait no longer for shards of other processes if they are silent, or all takes too long."""
+        self._timer = None
+        if not self._is_ordered:
+            return
+        now = asyncio.get_running_loop().time()
+        until = min(self._told + _SILENT_SECONDS, self._began + _ORDERED_SECONDS)
+        if now < until - _TIMER_SECONDS:
+            self._timer = background.call_at(until, self._check_order)
+        else:
+            self._is_ordered = False
+            self._wake(_NO_TOPIC)
+
+    def _takes(self, shard: int, frame: WatchFrame | ErrorFrame) -> bool:
+        """Note what a frame says of the topics that are followed; False if it is of one that is too many."""
+        if isinstance(frame, ErrorFrame):
+            if frame.reason is not Reason.THROTTLED:
+                self._followed.difference_update(frame.topics)
+            return True
+        name = frame.topic_partition
+        if isinstance(frame, TopicDeletedFrame):
+            self._followed.discard(name)
+        elif name not in self._followed:
+            if len(self._followed) >= self._max_topics:
+                self._refuse(shard, name)
+                return False
+            self._followed.add(name)
+        return True
 
     def drop(self, topic: str) -> bool:
         """See `engine.watch.core.Watch`."""
@@ -113,6 +171,9 @@ class MergedWatch:
         for watch in self._watches.values():
             watch.close()
         self._refused = []
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _refuse(self, shard: int, topic: str) -> None:
         """Stop following a topic that a pattern matches, since there are as many as there may be."""

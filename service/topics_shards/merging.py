@@ -1,7 +1,11 @@
 """Topics as a whole: what their home knows of them, with the partitions that lie in other shards."""
 
 import asyncio
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate, chain
+from operator import attrgetter
 from typing import Final
 
 from msgspec.structs import replace
@@ -16,6 +20,10 @@ from topics_shards.locating import Located
 
 _PARTITIONS_A_PAGE: Final = 10_000
 """As in `Engine.list_topics`."""
+_MARGIN: Final = 1.3
+_MORE: Final = 2
+"""What a shard is asked for beyond its share of a page."""
+_NAME: Final = attrgetter("topic")
 
 Place = tuple[str, int]
 """A topic and the number of one of its partitions."""
@@ -37,36 +45,70 @@ async def topic_state(located: Located, name: str, partition: int, *, touch: boo
 
 async def topics_page(located: Located, request: ListTopicsRequest, principal: Principal) -> ListTopicsReply:
     """See TopicsApi.list_topics. The page is not of one moment over all shards."""
-    shards = located.shards
-    pages = await shards.each(TopicsApi.list_topics, replace(request, touch=False), principal=principal)
-    found = {state.topic: (shard, state) for shard, page in enumerate(pages) for state in page.topics}
-    ends = [page.next_after for page in pages if page.next_after is not None]
-    upto = min(ends, default=None)  # behind it a shard may have more that it did not send
-    names = [name for name in sorted(found) if upto is None or name <= upto]
-    kept = _kept(request, names, found)
-    has_more = bool(ends) or len(kept) < len(names)
+    found = _Found(located, request, principal)
+    states, has_more = await found.read()
     if request.touch:
-        for shard in {found[name][0] for name in kept}:
-            own = [name for name in kept if found[name][0] == shard]
-            page = await shards.call(
-                shard, TopicsApi.list_topics, replace(request, page_size=len(own)), principal=principal
-            )
-            found |= {state.topic: (shard, state) for state in page.topics}
-    states = [found[name][1] for name in kept]
+        await found.touch(states)
     await _complete(located, states)
-    return ListTopicsReply(topics=states, next_after=kept[-1] if has_more and kept else None)
+    return ListTopicsReply(topics=states, next_after=states[-1].topic if has_more else None)
 
 
-def _kept(request: ListTopicsRequest, names: Sequence[str], found: dict[str, tuple[int, TopicState]]) -> list[str]:
-    """The names that are on the page."""
-    kept: list[str] = []
-    partitions = 0
-    for name in names:
-        partitions += found[name][1].identity.partition_count
-        if len(kept) == request.page_size or (kept and partitions > _PARTITIONS_A_PAGE):
-            break
-        kept.append(name)
-    return kept
+class _Found:
+    """The next topics of each shard in name order, as far as it was asked."""
+
+    def __init__(self, located: Located, request: ListTopicsRequest, principal: Principal) -> None:
+        self._shards = located.shards
+        self._principal = principal
+        self._page = request
+        each = min(request.page_size, math.ceil(request.page_size / located.shards.count * _MARGIN) + _MORE)
+        self._request = replace(request, touch=False, page_size=each)
+        self._states: list[list[TopicState]] = [[] for _ in range(located.shards.count)]
+        self._ends: dict[int, str] = dict.fromkeys(range(located.shards.count), request.after or "")
+        """The last name that a shard told of, for each that may have more."""
+
+    async def read(self) -> tuple[list[TopicState], bool]:
+        """The topics of the page, and whether there may be more: asks the shards until they are known."""
+        behind: Sequence[int] = list(self._ends)
+        while True:
+            async with asyncio.TaskGroup() as group:
+                for shard in behind:
+                    group.create_task(self._read(shard))
+            states = sorted(chain.from_iterable(self._states), key=_NAME)
+            upto = min(self._ends.values(), default=None)  # behind it a shard may have some that it did not tell of
+            known = len(states) if upto is None else bisect_right(states, upto, key=_NAME)
+            kept = _kept(self._page, states[:known])
+            if upto is None or len(kept) < known or known >= self._page.page_size:
+                return kept, upto is not None or len(kept) < known
+            behind = [shard for shard, end in self._ends.items() if end == upto]
+
+    async def touch(self, states: list[TopicState]) -> None:
+        """Touch the topics of the page, which have the state after that then."""
+        kept = {state.topic: number for number, state in enumerate(states)}
+        for shard, told in enumerate(self._states):
+            own = sum(state.topic in kept for state in told)
+            if own:
+                page = await self._ask(shard, replace(self._request, touch=True, page_size=own))
+                for state in page.topics:
+                    if state.topic in kept:
+                        states[kept[state.topic]] = state
+
+    async def _read(self, shard: int) -> None:
+        page = await self._ask(shard, replace(self._request, after=self._ends[shard] or None))
+        self._states[shard] += page.topics
+        if page.next_after is None:
+            del self._ends[shard]
+        else:
+            self._ends[shard] = page.next_after
+
+    async def _ask(self, shard: int, request: ListTopicsRequest) -> ListTopicsReply:
+        return await self._shards.call(shard, TopicsApi.list_topics, request, principal=self._principal)
+
+
+def _kept(request: ListTopicsRequest, states: list[TopicState]) -> list[TopicState]:
+    """The first of these topics, as many as a page may have."""
+    kept = states[: request.page_size]
+    upto = accumulate(state.identity.partition_count for state in kept)
+    return kept[: max(1, sum(partitions <= _PARTITIONS_A_PAGE for partitions in upto))]
 
 
 async def _complete(located: Located, states: Sequence[TopicState]) -> None:

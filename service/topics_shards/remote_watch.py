@@ -15,10 +15,12 @@ from topics_net import background
 from topics_service.api.watch import WatchApi
 from topics_service.api.watch_feed import FeedItem, heads_of
 from topics_service.engine.errors import TopicsError
+from topics_service.engine.watch.core import FIRST
 from topics_service.engine.watch.frames import (
     CaughtUpFrame,
     ErrorFrame,
     Position,
+    RecordsFrame,
     TombstoneFrame,
     TopicDeletedFrame,
     WatchFrame,
@@ -74,6 +76,9 @@ class RemoteWatch:
         self._unwanted: dict[str, float] = {}  # dropped topics, with the last item that may have a frame of them
         self._dropping: set[asyncio.Task[None]] = set()
         self.is_away = False
+        self._is_first_round = False
+        self._last = ""  # topic of the frame that was taken last
+        self._final = ""  # of the first round
         self._ended = False
         self._task: asyncio.Task[None] | None = None
 
@@ -96,6 +101,7 @@ class RemoteWatch:
             raise
         else:
             self.positions = first.positions
+            self._is_first_round, self._final = bool(first.positions), max(first.positions, default="")
             self._receive(first)
         self.cursors, self.epochs = self._at.copy(), self._at_epochs.copy()
         self._task = asyncio.create_task(self._run(feed))
@@ -121,6 +127,16 @@ class RemoteWatch:
         epochs.update(self.epochs)
         self.cursors, self.epochs = cursors, epochs
 
+    @property
+    def upcoming(self) -> str | None:
+        """See `Watch`."""
+        if not self._is_first_round or self._ended:
+            return None
+        frame = None if self._item is None else self._item.frame
+        if frame is None or isinstance(frame, ErrorFrame):
+            return ""
+        return f"{FIRST}{frame.topic}" if isinstance(frame, TopicDeletedFrame) else frame.topic_partition
+
     def next(self) -> WatchFrame | ErrorFrame | None:
         """See `engine.watch.core.Watch`. Lets the next item come."""
         item = self._item
@@ -133,7 +149,19 @@ class RemoteWatch:
         for name in item.gone:
             self.cursors.pop(name, None)
             self.epochs.pop(name, None)
+        if self._is_first_round and item.frame is not None:
+            self._note_round(item.frame)
         return item.frame
+
+    def _note_round(self, frame: WatchFrame | ErrorFrame) -> None:
+        """Note the end of the first round: after the last topic, or when one comes that was there before."""
+        if isinstance(frame, ErrorFrame):
+            return
+        name = frame.topic_partition
+        if name < self._last or (name == self._final and _ends_turn(frame)):
+            self._is_first_round = False
+        if not isinstance(frame, TopicDeletedFrame):
+            self._last = name
 
     def drop(self, topic: str) -> bool:
         """See `engine.watch.core.Watch`."""
@@ -281,6 +309,13 @@ class RemoteWatch:
             for name in dropped if feed == self._feed else ():
                 if name in self._unwanted:
                     self._unwanted[name] = given
+
+
+def _ends_turn(frame: WatchFrame) -> bool:
+    """Return whether no more of the topic comes in this round."""
+    if isinstance(frame, RecordsFrame):
+        return frame.to_seq < frame.head_seq
+    return not isinstance(frame, TombstoneFrame)
 
 
 def _prefixes(request: WatchRequest) -> tuple[str, ...]:

@@ -66,9 +66,9 @@ class ShardedTopics:
         self.observers = observers
         self.draining = False
         self._located = located
+        self._submissions = Submissions(located)
         self.groups = ShardedGroups(located, limits, observers)
         self.consumers = ShardedConsumers(located)
-        self._submissions = Submissions(located)
         self._waiting: set[Settable] = set()
         self.routers = ShardedRouters(located, observers, SystemClock())
         self.watches = ShardedWatches(located, self._admit, metrics.watch, overload_ms, watch_caps)

@@ -26,6 +26,7 @@ from topics_server.node.shards import Shards
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DiffRequest
+from topics_service.engine.placement import home_of
 
 SHARDS = 3
 
@@ -63,6 +64,11 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
+def topic_of(shard: int) -> str:
+    """A topic whose home is the shard."""
+    return next(name for name in map(str, range(100)) if home_of(name, SHARDS) == shard)
+
+
 def shards_of(node: NodeServer) -> Shards:
     assert node._running is not None
     return node._running.shards
@@ -96,12 +102,12 @@ def api(node: NodeServer, shard: int) -> Any:
 async def append(node: NodeServer, shard: int, text: str) -> int:
     """Append one record to the topic of a shard; return its seq."""
     config = ConfigInput(durability="fsync")
-    request = AppendRequest(topic=f"t{shard}", batch=Batch([text.encode()]), config=config)
+    request = AppendRequest(topic=topic_of(shard), batch=Batch([text.encode()]), config=config)
     return int((await api(node, shard).append(request, principal=UNRESTRICTED)).last_seq)
 
 
 async def texts(node: NodeServer, shard: int) -> list[str]:
-    found = await api(node, shard).diff(DiffRequest(topic=f"t{shard}"))
+    found = await api(node, shard).diff(DiffRequest(topic=topic_of(shard)))
     return [bytes(part.block.record_data(i)).decode() for part in found.slices for i in range(part.start, part.stop)]
 
 
@@ -356,7 +362,7 @@ async def test_a_directory_of_another_number_of_shards_is_refused(world: World) 
     async with world.node("b"):
         pass
     world.entries, world.bucket = WatchedEntries(), one
-    with pytest.raises(StartError, match="has several shards, and the cluster has one"):
+    with pytest.raises(StartError, match="is laid out for 3 shards, and the cluster has 1"):
         async with world.node("b"):
             pass
 

@@ -20,6 +20,8 @@ class FarShards(Shards):
         self.objects: dict[int, object] = {}
         """Those of other processes, by the number of the process."""
         self.away: set[int] = set()
+        self.silent: set[int] = set()
+        """Shards that give only the first item of a stream."""
         self.items = 0
         self.streams = 0
         self._inner = inner
@@ -70,6 +72,8 @@ class FarShards(Shards):
                     return
                 self.items += 1
                 yield item
+                if shard in self.silent:
+                    await lost
         finally:
             self.streams -= 1
             lost.cancel()

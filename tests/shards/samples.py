@@ -157,12 +157,12 @@ def seen(value: Any) -> Any:
     if isinstance(value, Slice):
         return records(value.block, value.start, value.stop)
     if isinstance(value, FetchPart):
-        first = value.block.base_seq
-        found: Any = ()
-        if isinstance(value.block, kafkablock.KafkaBlock):
-            found = bytes(value.block.batch(value.block.part_at(value.start)))
-        dead = [first + each for each in value.dead]
-        return records(value.block.columns(), value.start, value.stop), value.first_seq, dead, found
+        dead = [value.block.base_seq + each for each in value.dead]
+        if not isinstance(value.block, kafkablock.KafkaBlock):
+            return records(value.block.columns(), value.start, value.stop), dead
+        part = value.block.part_at(value.start)
+        batch, ts = bytes(value.block.batch(part)), value.block.ts_at(value.start)
+        return batch, ts, value.first_seq, value.stop - value.start, value.block.max_ts, dead
     if isinstance(value, Job | JobView):
         rest = msgspec.structs.astuple(value)[2:]
         return records(value.block, value.position, value.position + 1), seen(rest)

@@ -13,6 +13,7 @@ from support.kafka_members import subscription
 from support.kafka_wire import Wire
 from support.waiting import until
 from topics_kafka.protocol import ApiKey
+from topics_net import loop_budget
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.engine.model import AppendRequest, Batch
 from topics_service.engine.placement import home_of, shard_of
@@ -161,7 +162,9 @@ async def test_records_of_other_protocols_are_batches(kafka: KafkaWorld) -> None
         assert [values(found[number]) for number in range(3)] == [[b"%d" % number, None] for number in range(3)]
 
 
-async def test_a_retry_at_another_process_is_not_appended_again(kafka: KafkaWorld) -> None:
+async def test_a_retry_at_another_process_is_not_appended_again(
+    kafka: KafkaWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert await create(kafka.first, "once", partitions=3) == 0
     ids = []
     for process in kafka.processes * 3:
@@ -175,6 +178,7 @@ async def test_a_retry_at_another_process_is_not_appended_again(kafka: KafkaWorl
         assert [(each["error_code"], each["base_offset"]) for each in answers.values()] == [(0, 0)] * 3
     ahead = await produce(kafka.first, "once", {number: batch(b"c", producer=(ids[0], 0, 5)) for number in range(3)})
     assert {each["error_code"] for each in ahead.values()} == {45}
+    monkeypatch.setattr(loop_budget, "SLICE_SECONDS", 0.0)
     described = await kafka.second.call(
         ApiKey.DESCRIBE_PRODUCERS, 0, topics=[{"name": "once", "partition_indexes": [0, 1, 2]}]
     )
@@ -266,7 +270,11 @@ async def test_a_response_has_no_more_than_was_asked_for_in_the_order_of_the_req
             assert [len(values(first[number])) for number in order] == [1, 0, 0]
 
 
-async def test_offsets_of_partitions_anywhere(kafka: KafkaWorld) -> None:
+@pytest.mark.parametrize("slice_seconds", [loop_budget.SLICE_SECONDS, 0.0])
+async def test_offsets_of_partitions_anywhere(
+    kafka: KafkaWorld, monkeypatch: pytest.MonkeyPatch, slice_seconds: float
+) -> None:
+    monkeypatch.setattr(loop_budget, "SLICE_SECONDS", slice_seconds)
     assert await create(kafka.first, "ends", partitions=3) == 0
     await produce(kafka.first, "ends", {number: batch(*[b"x"] * (number + 1)) for number in range(3)})
     for process in kafka.processes:

@@ -14,12 +14,21 @@ from shards.lives import World, names, open_world
 
 from support.waiting import until
 from topics_service.api.access.auth import UNRESTRICTED
+from topics_service.engine.clock import SystemClock
+from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.model import ConfigInput, DeleteRequest, TagMatch
+from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DeleteRequest, DiffRequest, TagMatch
 from topics_service.engine.placement import home_of
 from topics_service.engine.router.places import RouterPlace
-from topics_service.engine.router.router import ListRoutersRequest, PutRouterReply, PutRouterRequest, RouterConfig
+from topics_service.engine.router.router import (
+    Guarantee,
+    ListRoutersRequest,
+    PutRouterReply,
+    PutRouterRequest,
+    RouterConfig,
+)
 from topics_service.engine.router.stretch import BYTES
+from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family
 from topics_shards.shards import LostCallError
 
@@ -359,3 +368,91 @@ async def ends(world: World, dying: int, turns: int, work: Coroutine[Any, Any, o
         await asyncio.sleep(0)
     await world.crash(dying)
     await call
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_copies_are_those_of_one_engine(seed: int) -> None:
+    """Records, seqs and gaps, whatever became of the source's records before their turn, and of routers."""
+    rng = random.Random(seed)
+    a, b, c = names(3, 0, 1, 1)
+    one = Engine(MemoryStore(), SystemClock(), boot_id="boot")
+    configs: dict[str, RouterConfig] = {}
+    async with open_world() as world:
+
+        async def both_put(config: ConfigInput) -> None:
+            await world.api.put_topic(a, config, principal=UNRESTRICTED)
+            one.put_topic(a, config)
+            one.sync()
+
+        async def settle() -> None:
+            for dest in (b, c):
+                if world.engine_of(dest).has_topic(dest):
+                    await world.read(dest)
+            while one.routers.forward():
+                pass
+            one.sync()
+
+        def differ() -> None:
+            for dest in (b, c):
+                assert history(world.engine_of(dest), dest) == history(one, dest), (seed, dest)
+
+        await both_put(ConfigInput(cap_records=rng.choice((0, 30))))
+        number = 0
+        for _ in range(12):
+            await settle()
+            differ()
+            name = rng.choice(("r", "s"))
+            if rng.random() < 0.3 and name in configs:
+                await world.api.routers.delete(name, principal=UNRESTRICTED)
+                one.routers.delete(name)
+                del configs[name]
+            elif rng.random() < 0.7:
+                match = rng.choice((None, TagMatch(op="Eq", value=b"x"), TagMatch(op="Glob", value=b"")))
+                guarantee: Guarantee = rng.choice(("at_least_once", "exactly_once"))
+                config = configs[name] = RouterConfig(
+                    source=a, dest={"r": b, "s": c}[name], filter=match, guarantee=guarantee
+                )
+                request = PutRouterRequest(router=name, config=config, backfill=rng.random() < 0.5)
+                await world.api.routers.put(request, principal=UNRESTRICTED)
+                one.routers.put(request)
+                one.sync()
+            await settle()
+            await world.end(1)
+            for _ in range(rng.randrange(6)):
+                action, tag = rng.random(), rng.choice((b"x", b"y", b"xy"))
+                if action < 0.7:
+                    datas = [b"%d" % (number + i) for i in range(rng.choice((1, 4, 25)))]
+                    number += len(datas)
+                    await world.append(a, *datas, tag=tag)
+                    one.append(AppendRequest(topic=a, batch=Batch(datas, tags=[tag] * len(datas))))
+                else:
+                    before = rng.randrange(number + 2) if rng.random() < 0.3 else None
+                    delete = DeleteRequest(topic=a, match=TagMatch(op="Eq", value=tag), before_seq=before)
+                    await world.api.delete_records(delete)
+                    one.delete_records(delete)
+                one.sync()
+            if rng.random() < 0.3:
+                await world.crash(0)
+            world.begin(1)
+        await settle()
+        differ()
+
+
+def history(engine: Engine, topic: str) -> list[tuple[object, ...]]:
+    """Every record with its seq, and every gap, as a reader sees them."""
+    found: list[tuple[object, ...]] = []
+    if not engine.has_topic(topic):
+        return found
+    after, head = 0, 1
+    while after < head:
+        reply = engine.diff(DiffRequest(topic=topic, from_seq=after))
+        gap = reply.tombstone
+        found += [] if gap is None else [(gap.gap_from, gap.gap_to, gap.reason)]
+        for part in reply.slices:
+            tags = part.block.tags
+            found += [
+                (part.block.base_seq + i, part.block.record_data(i), tags[i] if tags else None)
+                for i in range(part.start, part.stop)
+            ]
+        after, head = reply.next_from_seq, reply.head_seq
+    return found

@@ -4,6 +4,7 @@ import pytest
 from shards.world import ShardsWorld, open_shards
 
 from topics_service.api.access.auth import UNRESTRICTED
+from topics_service.api.sql.requests import AckRequest, ConsumeRequest
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DiffRequest
@@ -115,3 +116,22 @@ async def test_sql_does_not_define_a_topic_of_another_shard_that_it_knows() -> N
         assert await world.located.extend(NAME, SQL_SHARD)
         for text in (f"DROP TOPIC {NAME}", f"ALTER TOPIC {NAME} SET (durability = 'fsync')"):
             await refused(world, Reason.CROSS_SHARD, text)
+
+
+async def test_a_consumer_names_a_topic_by_its_alias() -> None:
+    async with open_shards(COUNT) as world:
+        await world.sql("CREATE TABLE app.items (id INT PRIMARY KEY)")
+        await world.sql(f"CREATE TOPIC {NAME} WITH (alias = 'app.feed')")
+        await world.sql(f"ALTER TOPIC {NAME} ADD SOURCE app.items ON INSERT")
+        await world.sql("INSERT INTO app.items VALUES (1), (2)")
+        for name in (NAME, "app.feed"):
+            request = ConsumeRequest(topic=name, group=f"of {name}", start="earliest", timeout_seconds=0)
+            reply = await world.api.consumers.consume(request, principal=UNRESTRICTED)
+            assert [message.offset for message in reply.messages] == [0, 1]
+            ack = AckRequest(topic=name, group=f"of {name}", upto_offset=1)
+            assert await world.api.consumers.ack(ack, principal=UNRESTRICTED) == 1
+        with pytest.raises(TopicsError) as caught:
+            await world.api.consumers.consume(
+                ConsumeRequest(topic="nothing", group="g", timeout_seconds=0), principal=UNRESTRICTED
+            )
+        assert caught.value.reason is Reason.TOPIC_NOT_FOUND

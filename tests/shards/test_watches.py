@@ -123,6 +123,31 @@ async def test_backlog_then_live(world: World) -> None:
     await until(lambda: not world.shards.streams)
 
 
+async def test_the_first_round_is_in_order_of_names(world: World) -> None:
+    topics = [f"t{number:02}" for number in range(20)]
+    await world.put(*topics)
+    for name in topics[::3]:
+        await world.append(name, 2)
+    with await world.stream(watch(*topics)) as stream:
+        expected = [
+            each
+            for number, name in enumerate(topics)
+            for each in ([(name, [1, 2])] if number % 3 == 0 else []) + [(name, "caught up")]
+        ]
+        assert tell(await quiet(stream, 0.2)) == expected
+
+
+async def test_a_shard_that_is_silent_holds_the_others_up_only_for_a_moment() -> None:
+    async with open_world((0, 1, 2)) as world:
+        await world.put(A, B, C)
+        for name in (A, B, C):
+            await world.append(name)
+        world.shards.silent.add(1)
+        with await world.stream(watch(A, B, C)) as stream:
+            frames = await quiet(stream, 0.5)
+            assert [seqs(frames, name) for name in (A, B, C)] == [[1], [], [1]]
+
+
 async def test_the_first_unknown_name_is_told(world: World) -> None:
     await world.put(A)
     for given in ((A, B, C), (C, A, B)):

@@ -7,6 +7,7 @@ import random
 import secrets
 import socket
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
@@ -76,12 +77,14 @@ class Cluster:
         env: Mapping[str, object] = {},
         own: Mapping[str, Mapping[str, object]] = {},
         network: Network | None = None,
+        shards: int = 1,
     ) -> None:
         """`etcd` is host:port, `store` a URL, `environment` what leads to it.
 
         `env` are further settings of every node, `own` of one, by its name. `network` has hosts of the nodes' names, on
-        which they run.
+        which they run. With several `shards` its command is one that serves them.
         """
+        self._shards = shards
         self.name = f"test-{secrets.token_hex(4)}"
         self._etcd = etcd
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +98,10 @@ class Cluster:
             "TOPICS_CLUSTER_SECRET_FILE": secret,
             **env,
         }
+        self.program = _program_of_shards(folder) if shards > 1 else TOPICS
         self.nodes = [Node(name, folder / name, {**self.env, **own.get(name, {})}, network) for name in NAMES[:nodes]]
+        for node in self.nodes:
+            node.use(self.program)
 
     def __getitem__(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)
@@ -121,7 +127,7 @@ class Cluster:
             client_options={"allow_http": True},
         )
         with contextlib.suppress(AlreadyExistsError):
-            obstore.put(store, identity.NAME, identity.encode(identity.make()), mode="create")
+            obstore.put(store, identity.NAME, identity.encode(identity.make(self._shards)), mode="create")
 
     def start(self, nodes: Iterable[Node] | None = None) -> Self:
         """Start nodes, all by default, and wait until each answers calls. Makes the cluster if there is none."""
@@ -137,9 +143,9 @@ class Cluster:
         """The nodes whose processes are there."""
         return [node for node in self.nodes if node.alive()]
 
-    def claimed(self) -> dict[str, Any] | None:
+    def claimed(self, shard: int = 0) -> dict[str, Any] | None:
         """The owner's entry in etcd."""
-        key = base64.b64encode(f"/topics/{self.name}/owner/0".encode()).decode()
+        key = base64.b64encode(f"/topics/{self.name}/owner/{shard}".encode()).decode()
         with contextlib.suppress(requests.RequestException):
             reply = requests.post(f"http://{self._etcd}/v3/kv/range", json={"key": key}, timeout=5).json()
             for entry in reply.get("kvs", []):
@@ -189,6 +195,17 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _program_of_shards(folder: Path) -> Path:
+    """The command `topics` with nodes that serve several shards, which the doors of this release do not."""
+    program = folder / "topics-of-shards"
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nfrom topics_cli import main\nfrom topics_server.node import server\n"
+        "server.SERVED_SHARDS = 64\nsys.exit(main())\n"
+    )
+    program.chmod(0o755)
+    return program
 
 
 def _lasting_ports(count: int) -> list[int]:

@@ -14,7 +14,7 @@ logged and counted, and closes the connection.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -148,6 +148,15 @@ class ServerContext:
         refreshed = self.catalog.refresh(names, () if topic_id is None else (topic_id,))
         if refreshed is not None:
             await refreshed
+
+    def refresh_unknown(self, topics: Iterable[Message], name: str = "name") -> Awaitable[None] | None:
+        """Ask for those topics of a request that this process does not know where they are; None if there are none."""
+        find = self.catalog.find
+        unknown = [each for each in topics if find(each.get(name), each.get("topic_id")) is None]
+        if not unknown:
+            return None
+        ids = [each["topic_id"] for each in unknown if not each.get(name) and each.get("topic_id")]
+        return self.catalog.refresh([each[name] for each in unknown if each.get(name)], ids)
 
     def epoch_error(self, epoch: int) -> ErrorCode:
         """The error for a client that assumes leader epoch `epoch`; -1 if it assumes none."""

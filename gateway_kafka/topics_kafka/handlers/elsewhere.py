@@ -55,8 +55,14 @@ class Elsewhere(Generic[Q, R]):
                 show(outcome)
 
 
-async def completed(answer: Message | Awaitable[Message], elsewhere: Elsewhere[Q, R] | None) -> Message:
+def completed(answer: Message | Awaitable[Message], elsewhere: Elsewhere[Q, R] | None) -> Message | Awaitable[Message]:
     """The response once the outcomes of other processes are shown in it as well."""
+    if elsewhere is None or (isinstance(answer, dict) and not elsewhere):
+        return answer
+    return _completed(answer, elsewhere)  # an answer that is not there yet may still add to `elsewhere`
+
+
+async def _completed(answer: Message | Awaitable[Message], elsewhere: Elsewhere[Q, R]) -> Message:
     response = answer if isinstance(answer, dict) else await answer
     if elsewhere:
         await elsewhere.shown()

@@ -5,7 +5,7 @@ Kafka's fetch sessions are not supported: every request names all its partitions
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import ExitStack
 from contextvars import copy_context
 from enum import Enum, auto
@@ -46,7 +46,17 @@ def _fetch(cache: BatchCache, context: Context, version: int, body: Message) -> 
     if body.get("session_id") and body["session_epoch"] > 0:
         # An incremental request of a session that another broker created: it names only changed partitions.
         return {"error_code": ErrorCode.FETCH_SESSION_ID_NOT_FOUND, "session_id": 0, "responses": []}
+    if context.server.single is None:
+        refreshed = context.server.refresh_unknown(body["topics"], "topic")
+        if refreshed is not None:
+            return _once_known(cache, context, body, refreshed)
     return Fetch(cache, context, body).serve()
+
+
+async def _once_known(cache: BatchCache, context: Context, body: Message, refreshed: Awaitable[None]) -> Message | None:
+    await refreshed
+    answer = Fetch(cache, context, body).serve()
+    return answer if answer is None or isinstance(answer, dict) else await answer
 
 
 class _Pause(Enum):

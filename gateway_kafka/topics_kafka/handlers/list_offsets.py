@@ -49,7 +49,7 @@ def _list_offsets(context: Context, version: int, body: Message) -> Answer:
     if behind:
         return _once_forwarded(server, behind, queries, work)
     answer = run_in_slices(work)
-    return completed(answer, queries) if queries else answer
+    return completed(answer, queries)
 
 
 async def _once_forwarded(
@@ -61,7 +61,8 @@ async def _once_forwarded(
             api = server.here(name, 0)
             if api is not None:  # other processes wait for it themselves
                 await api.routers.forwarded(name)
-    return await completed(run_in_slices(work), queries)
+    answer = completed(run_in_slices(work), queries)
+    return answer if isinstance(answer, dict) else await answer
 
 
 def _answer(queries: _Queries | None, context: Context, version: int, body: Message) -> Generator[None, None, Message]:

@@ -68,7 +68,10 @@ class OffsetHandlers:
         if not context.is_allowed(ApiKey.OFFSET_COMMIT, name):
             asked = [self._topic(context, ApiKey.OFFSET_COMMIT, each) for each in request["topics"]]
             return _committed(request, asked, ErrorCode.GROUP_AUTHORIZATION_FAILED)
-        return self._known(request["topics"], lambda: self._commit(context, version, name, request))
+        refreshed = self._server.refresh_unknown(request["topics"])
+        if refreshed is None:
+            return self._commit(context, version, name, request)
+        return _after(refreshed, lambda: self._commit(context, version, name, request))
 
     def _commit(self, context: Context, version: int, name: str, request: Message) -> Answer:
         asked = [self._topic(context, ApiKey.OFFSET_COMMIT, each) for each in request["topics"]]
@@ -110,20 +113,6 @@ class OffsetHandlers:
         return answered(
             lambda: self._membership.commit(name, claim, list(_items(request, asked)), partitions), committed, refused
         )
-
-    def _known(self, topics: Iterable[Message], answer: Callable[[], Answer]) -> Answer:
-        """The answer once the topics of a request that this process does not know were asked for where they are."""
-        catalog = self._server.catalog
-        unknown = [each for each in topics if catalog.find(each.get("name"), each.get("topic_id")) is None]
-        refreshed = (
-            catalog.refresh(
-                (each["name"] for each in unknown if each.get("name")),
-                (each["topic_id"] for each in unknown if each.get("topic_id")),
-            )
-            if unknown
-            else None
-        )
-        return answer() if refreshed is None else _after(refreshed, answer)
 
     # --- fetch
 

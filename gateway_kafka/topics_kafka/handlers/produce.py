@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Awaitable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -64,6 +64,11 @@ class Produce:
         waiting: list[_Waiting] = []
         elsewhere = None if self._single is not None else self._elsewhere(settle=body["acks"] != 0)
         steps = self._steps(context, body, response, waiting, elsewhere)
+        if self._single is None:
+            refreshed = self._server.refresh_unknown(body["topic_data"])
+            if refreshed is not None:
+                context.appending = True
+                return self._finish(context, body, response, waiting, elsewhere, steps, refreshed)
         ends = time.perf_counter() + BUDGET_SECONDS
         for _ in steps:
             if time.perf_counter() >= ends:
@@ -79,8 +84,11 @@ class Produce:
         waiting: list[_Waiting],
         elsewhere: _Elsewhere | None,
         steps: Generator[None, None, None],
+        refreshed: Awaitable[None] | None = None,
     ) -> Message | None:
-        """Finish a request of many large batches, in slices."""
+        """Finish a request of many large batches, in slices, or of topics that have to be asked for."""
+        if refreshed is not None:
+            await refreshed
         budget, over = self._server.loop_budget, False
         while not over:
             await budget.wait_turn()

@@ -63,7 +63,7 @@ def _describe_producers(context: Context, _version: int, body: Message) -> Answe
     server = context.server
     queries = None if server.single is not None else _Queries(server.shards.producers, lambda error: (None, error))
     answer = run_in_slices(_described(queries, context, body))
-    return completed(answer, queries) if queries else answer
+    return completed(answer, queries)
 
 
 def _described(queries: _Queries | None, context: Context, body: Message) -> Generator[None, None, Message]:
@@ -143,7 +143,7 @@ def _offset_for_leader_epoch(context: Context, _version: int, body: Message) -> 
                 show((None, error))
         topics.append({"topic": name, "partitions": partitions})
     response = {"topics": topics}
-    return completed(response, queries) if queries else response
+    return completed(response, queries)
 
 
 def _show_end(server: ServerContext, answer: dict[str, Any], partition: Message, outcome: OffsetOutcome) -> None:

@@ -73,7 +73,7 @@ class RecordsAdminHandlers:
             for topic, partitions in self._asked(context, request["topics"])
         ]
         response = {"results": [{"error_code": ErrorCode.NONE, "log_dir": _LOG_DIR, "topics": topics}]}
-        return completed(response, queries) if queries else response
+        return completed(response, queries)
 
     def _sized(self, topic: TopicView, partition: int, queries: _Queries | None) -> dict[str, Any]:
         sized = {"partition_index": partition, "partition_size": 0, "offset_lag": 0}

@@ -143,6 +143,7 @@ class KafkaDoor:
         self._server = kafka_server(
             self._resources,
             term.core,
+            term.core.api,
             sock.dup(),
             node_id=self._node_id,
             leader_epoch=term.ownership.epoch,

@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from topics_client.units import counted
 from topics_cluster import formats, identity, objects
 from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.coordinator import Addresses, Coordinator, CoordinatorError, Node, Session, boottime
@@ -51,7 +52,10 @@ from topics_service.api.grpc.guard import caller
 from topics_service.api.grpc.server import GrpcPort, create_admin_calls
 from topics_service.api.observers import Observers
 from topics_service.engine.clock import Clock
+from topics_service.engine.placement import Place
 from topics_service.statistics import NodeStatistics
+from topics_service.storage import shardfiles
+from topics_service.storage.store import StoreError
 
 log: Final = logging.getLogger("topics.cluster")
 
@@ -265,7 +269,7 @@ class _Running:
             try:
                 if not me.cluster:
                     found = await self._identity()
-                    self._check_directory(found.shards)
+                    await asyncio.to_thread(self._lay_out, found.shards)
                     me = replace(me, cluster=found.id, shards=found.shards)
                 await self._check_others(me)
                 session = session or await self._coordinator.session(settings.cluster_lease_seconds)
@@ -294,16 +298,26 @@ class _Running:
             )
         return found
 
-    def _check_directory(self, shards: int) -> None:
-        """Raise StartError if the data directory is laid out for another number of shards."""
+    def _lay_out(self, shards: int) -> None:
+        """Make the data directory one of so many shards. Raises StartError if it is one of another number."""
         path = self._settings.data_path
-        if shards > 1 and (path / "CURRENT").exists():
+        try:
+            found = shardfiles.count_of(path)
+            if shards > 1 and found is None and not (path / "CURRENT").exists():
+                shardfiles.create(path, shards)
+                return
+        except (StoreError, OSError) as error:
+            raise StartError(f"{path} can't be used: {error}") from None
+        if found is None and shards > 1:
             raise StartError(
                 f"{path} has the topics of a single server, or of a cluster with one shard, and this one has {shards}: "
                 "give the node another directory"
             )
-        if shards == 1 and (path / "shards").exists():
-            raise StartError(f"{path} has several shards, and the cluster has one: give the node another directory")
+        if found is not None and (found != shards or shards == 1):
+            raise StartError(
+                f"{path} is laid out for {counted(found, 'shard')}, and the cluster has {shards}: give the node "
+                "another directory"
+            )
 
     async def _check_format(self) -> None:
         """Raise StartError if the log has a format that is not for this release."""
@@ -354,6 +368,7 @@ class _Running:
             cluster=self._admin,
             bulk_readers=lambda: self._bulk_readers(shard),
             statistics=self.statistics,
+            place=Place(shard.number, len(self.shards)),
         )
 
     def _bulk_readers(self, shard: NodeShard) -> Sequence[tuple[str, int]]:

@@ -30,7 +30,7 @@ from topics_service.api.grpc.server import create_calls
 from topics_service.api.running import RunningCalls
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.placement import SQL_SHARD
+from topics_service.engine.placement import SINGLE, SQL_SHARD, Place
 from topics_service.statistics import NodeStatistics
 from topics_service.storage.store import StoreLostError
 
@@ -58,8 +58,9 @@ class Term:
         cluster: ClusterApi,
         bulk_readers: BulkReaders,
         statistics: NodeStatistics,
+        place: Place = SINGLE,
     ) -> None:
-        """Begin to upload; `store` is that of the takeover."""
+        """Begin to upload; `store` is that of the takeover. `place` is the shard's among those of the cluster."""
         self.ownership = ownership
         self.on_change: Callable[[], None] = lambda: None
         """Called on the loop when objects were acknowledged, or the shard was lost."""
@@ -79,7 +80,9 @@ class Term:
         store.own(uploader)
         self.uploader = uploader
         self.gate = ReadGate(session, bucket, uploader, ownership.nonce)
-        self.core = Core(resources, clock, store, authorizer=authorizer, commit=self._commit, node=statistics)
+        self.core = Core(
+            resources, clock, store, authorizer=authorizer, commit=self._commit, node=statistics, place=place
+        )
         self.calls = create_calls(
             self.core.api,
             authorizer=authorizer,

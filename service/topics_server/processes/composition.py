@@ -16,6 +16,7 @@ from topics_server.resources import Resources
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
 from topics_service.api.checkpoints import Checkpoints
+from topics_service.api.kafka import KafkaShards
 from topics_service.api.metrics.merging import Report
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Pressure
@@ -23,6 +24,7 @@ from topics_service.engine.clock import SystemClock
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.placement import SQL_SHARD
 from topics_shards.holds import HoldTeller
+from topics_shards.kafka import ShardedKafka
 from topics_shards.locating import Located
 from topics_shards.process import ProcessApi, ProcessObjects
 from topics_shards.pulling import Puller
@@ -62,6 +64,7 @@ class Composition:
         self._server: ShardServer | None = None
         self._process: ProcessObjects | None = None
         self._pullers: list[Puller] = []
+        self._tellers: list[HoldTeller] = []
         apis = [core.api for core in cores.values()]
         sources = process_sources(lag, authorizer, resources.traces.statistics)
         metrics = ProcessMetrics([api.metrics for api in apis], sources, self._reports)
@@ -90,9 +93,8 @@ class Composition:
         if self._process is not None:
             self._process.add(ProcessApi(metrics.report, authorizer.users), self.api.watches)
         self.api.sql = ShardedSql(located, self.api.consumers)
-        self.tellers = {
-            shard: HoldTeller.connect(shard, core.engine, core.api, located) for shard, core in cores.items()
-        }
+        self._kafka = ShardedKafka(self.api, located)
+        self._kafka_groups = settings.kafka.groups
         for api in apis:
             api.parts.connect(self._shards)
             if api.sql is not None:
@@ -126,10 +128,15 @@ class Composition:
     def recovered(self, core: Core) -> None:
         """Begin what a shard does by itself. Call it once its engine has recovered."""
         core.api.parts.resume()
-        self.tellers[core.engine.parts.place.shard].start()
+        self._tellers.append(HoldTeller.serve(core.engine.parts.place.shard, core.engine, core.api, self._located))
         puller = Puller(self._located, core.api.routers, core.engine.routers, SystemClock())
         puller.start()
         self._pullers.append(puller)
+
+    async def kafka(self) -> KafkaShards:
+        """See `listeners.Served`. Waits for all shards."""
+        await self._kafka.start(self._kafka_groups)
+        return self._kafka
 
     def drain(self) -> None:
         """Stop taking calls, and end the waits of those under way."""
@@ -140,11 +147,10 @@ class Composition:
 
     async def close(self) -> None:
         """End the calls between processes, when none of them has any of clients."""
-        for teller in self.tellers.values():
-            await teller.stop()
+        await self._kafka.stop()
         for core in self.cores.values():
             core.api.parts.stop()
-        await asyncio.gather(*(puller.stop() for puller in self._pullers))
+        await asyncio.gather(*(each.stop() for each in self._pullers), *(each.stop() for each in self._tellers))
         if self._server is not None:
             await self._server.drain(_RETRY_SECONDS)
         for channel in self._channels.values():

@@ -161,8 +161,18 @@ class ShardedServer(Serving):
         ]
         listeners.grpc.set_serving(served.api.ready().ready)
         if not self._stop.is_set():
-            await listeners.start_kafka()
+            await self._start_kafka(listeners)
             self._tell(serving=True)
+
+    async def _start_kafka(self, listeners: Listeners) -> None:
+        """Listen for Kafka once all shards answer, unless the server stops before."""
+        tasks = [asyncio.ensure_future(each) for each in (listeners.start_kafka(), self._stop.wait())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        if not tasks[0].cancelled():
+            tasks[0].result()
 
     def _tell(self, **message: Any) -> None:
         if self._share is not None:

@@ -65,6 +65,11 @@ class Watch(Protocol):
         """The number of seqs between the cursors and the heads."""
         ...
 
+    @property
+    def upcoming(self) -> str | None:
+        """The topic that `next` serves in the first round; None after that round, empty while it is not known yet."""
+        ...
+
     def next(self) -> WatchFrame | ErrorFrame | None:
         """Return the next due frame, after moving `cursors`; None if there is none for now."""
         ...

@@ -1,6 +1,6 @@
 """Row keys. Integers are big-endian so that byte order is numeric order; topic names never reach a key.
 
-META                 name of the fact
+META                 name of the fact; shipments under way (`engine.queue.shipments`)
 TOPICS               topic number (= epoch)
 LOGS, CEILINGS       log id
 BLOCKS               log id, base seq
@@ -9,7 +9,7 @@ DELETES              log id, chunk number (seq >> 16)
 GAPS                 log id, first lost seq
 IDEMPOTENCY          log id, key
 IDEMPOTENCY_EXPIRY   expiry ms, log id, key
-ROUTERS              router number, kind of row
+ROUTERS              router number, kind of row; number 0: where routers are (`engine.router.places`)
 ROUTER_COPIES        destination log id, router name, zero byte, source epoch, first source seq
 LEASES               log id, seq of a job (0: the queue's own row)
 JOBS                 log id, then what `engine.schedule` says

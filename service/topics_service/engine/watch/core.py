@@ -28,6 +28,8 @@ _FRAME_BYTES = 1 << 18
 _SILENT_RECORDS = 1 << 11  # so much is read without a frame before others get the thread, or
 _SILENT_MS = 5  # for so long
 
+FIRST = "\0"
+
 _NO_NODES: frozenset[bytes] = frozenset()
 
 
@@ -154,6 +156,18 @@ class Watch:
         """Return the number of seqs between the cursors and the heads of the followed logs."""
         cursors = self.cursors
         return sum(max(0, follow.log.view.head - cursors[name]) for name, follow in self._follows.items())
+
+    @property
+    def upcoming(self) -> str | None:
+        """Return the topic that `next` serves in the first round, which is in order of names; None after that round.
+
+        Topics that are reported as deleted come before all others, and begin with `FIRST` here.
+        """
+        if self._unreported:
+            return f"{FIRST}{self._unreported[-1][0]}"
+        turn = self._turn or self._scheduler.first
+        assert turn is None or isinstance(turn, _Follow), "nothing else takes turns here"
+        return None if turn is None else turn.name
 
     def next(self) -> WatchFrame | ErrorFrame | None:
         """Return the next due frame, after moving `cursors`; None if there is none for now."""

@@ -41,6 +41,16 @@ class TopicScheduler:
         self._arrived: list[ScheduledLog] = []
         self._later: list[ScheduledLog] = []
 
+    @property
+    def first(self) -> ScheduledLog | None:
+        """The topic whose turn comes next in the first round; None after that round, or if none is left in it."""
+        while self._round == 1 and self._ranked:
+            turn = self._ranked[0][-1]
+            if turn.due:
+                return turn
+            heappop(self._ranked)
+        return None
+
     def add(self, turn: ScheduledLog) -> None:
         """The topic has become due, or still is after it was served."""
         (self._later if turn.served == self._round else self._arrived).append(turn)

@@ -1,0 +1,121 @@
+"""Three nodes as processes with eight shards: kills, moves and the commands about them."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from sdk.cli.runner import Cli
+
+from support.cluster import Cluster, Node
+from support.etcd import Etcd
+from support.s3 import S3
+from support.waiting import poll
+
+SHARDS = 8
+
+
+@pytest.fixture(scope="module")
+def cluster(s3: S3, etcd: Etcd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("shards")
+    with Cluster(folder, etcd.address, s3.bucket(), s3.environment, shards=SHARDS) as cluster:
+        yield cluster
+
+
+def owners(cluster: Cluster) -> dict[int, str]:
+    """The owners that serve their shards."""
+    claims = {shard: cluster.claimed(shard) for shard in range(SHARDS)}
+    return {shard: claim["node"] for shard, claim in claims.items() if claim is not None and claim["epoch"]}
+
+
+def status(cluster: Cluster, node: Node) -> tuple[dict[str, dict[str, object]], dict[int, dict[str, object]]]:
+    """The rows of nodes and of shards that `topics cluster status` prints."""
+    rows = Cli(node.grpc_target)("cluster", "status", "--json").rows
+    return {row["node"]: row for row in rows if "node" in row}, {row["shard"]: row for row in rows if "shard" in row}
+
+
+def wait_until_settled(cluster: Cluster) -> None:
+    """Wait until each node has its share, and each shard its follower."""
+
+    def is_settled() -> bool:
+        node = cluster.running[0]
+        nodes, shards = status(cluster, node)
+        least = SHARDS // len(cluster.running)
+        return (
+            len(nodes) == len(cluster.running)
+            and all(least <= int(str(row["owns"])) <= least + 1 for row in nodes.values())
+            and all(row["owner"] and row["epoch"] and row["followers"] and not row["target"] for row in shards.values())
+        )
+
+    poll(is_settled, 120, cluster.logs, pause=0.2)
+
+
+@pytest.mark.timeout(400)
+def test_shards_are_placed_moved_and_taken_over(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    wait_until_settled(cluster)
+    a = cluster.nodes[0]
+    cli = Cli(a.grpc_target)
+
+    nodes, shards = status(cluster, a)
+    assert Counter(str(row["owner"]) for row in shards.values()) == {name: row["owns"] for name, row in nodes.items()}
+    assert all(row["behind"] in (0, None) for row in shards.values())
+    table = cli("cluster", "status").cells
+    assert table[0][:3] == ["NODE", "OWNS", "FOLLOWS"]
+    assert ["SHARD", "OWNER", "EPOCH"] in [line[:3] for line in table]
+
+    assert "the cluster has 8 shards: give --shard" in cli("cluster", "move", "b", code=2).err
+    assert "there is no shard 8" in cli("cluster", "move", "--shard", 8, "b", code=1).err
+    before = owners(cluster)
+    assert "no node with the name 'x' lives" in cli("cluster", "move", "--shard", 1, "x", code=1).err
+    assert owners(cluster) == before
+    shard = next(number for number, row in shards.items() if row["owner"] == "a" and row["followers"])
+    [follower] = [each["node"] for each in shards[shard]["followers"]]  # type: ignore[attr-defined]
+    moved = cli("cluster", "move", "--shard", shard, follower, "--json").row
+    assert (moved["node"], moved["shard"]) == (follower, shard)
+    assert owners(cluster)[shard] == follower
+
+    assert cli("cluster", "drain", "b").out.startswith("b owns no shard")
+    assert "b" not in owners(cluster).values()
+    assert len(owners(cluster)) == SHARDS
+    assert {row["node"] for row in cli("cluster", "status", "--json").rows if row.get("drained")} == {"b"}
+    assert "b" not in owners(cluster).values()
+    assert cli("cluster", "undrain", "b").out == "b may own shards\n"
+    wait_until_settled(cluster)
+
+    victim = cluster[max(Counter(owners(cluster).values()).items(), key=lambda each: each[1])[0]]
+    lost = [number for number, name in owners(cluster).items() if name == victim.name]
+    assert len(lost) == 3
+    victim.kill()
+    began = time.monotonic()
+
+    def are_taken_over() -> bool:
+        now = owners(cluster)
+        return len(now) == SHARDS and victim.name not in now.values()
+
+    poll(are_taken_over, 20, cluster.logs)
+    took = time.monotonic() - began
+    with capsys.disabled():
+        print(f"\n{len(lost)} shards of a killed node were taken over after {took:.2f} s")
+    cluster.start([victim])
+    wait_until_settled(cluster)
+    assert sum(node.metrics().get("topics_cluster_refused_total", 0) for node in cluster.nodes) == 0
+
+
+def test_the_last_node_is_not_drained_and_a_dry_run_moves_nothing(cluster: Cluster) -> None:
+    wait_until_settled(cluster)
+    cli = Cli(cluster.nodes[0].grpc_target)
+    before = owners(cluster)
+    assert cli("cluster", "rebalance", "--dry-run").out == "each node has its share\n"
+    for name in ("a", "b"):
+        cli("cluster", "drain", name)
+    assert "no other node can take the shards of c" in cli("cluster", "drain", "c", code=1).err
+    assert set(owners(cluster).values()) == {"c"}
+    for name in ("a", "b"):
+        cli("cluster", "undrain", name)
+    due = cli("cluster", "rebalance", "--dry-run", "--json").rows
+    assert due
+    assert not any(row["moved"] for row in due)
+    done = cli("cluster", "rebalance", "--json").rows
+    assert all(row["moved"] for row in done)
+    wait_until_settled(cluster)
+    assert before.keys() == owners(cluster).keys()
