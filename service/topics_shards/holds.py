@@ -49,6 +49,7 @@ class _Outbox:
         self.pending: dict[Key, None] = {}
         self.session = 0  # none: all positions have to be told
         self.is_complete = False  # all were told in the session
+        self.is_new = True  # no session was opened since the start
         self.noted = self.told = 0  # moves, counted
         self.work = asyncio.Event()
         self.urgent = asyncio.Event()
@@ -110,6 +111,7 @@ class HoldTeller:
         api.consumers.positions = ShardedPositions(located)
         if api.sql is not None:
             api.sql.consumers = ShardedConsumers(located)
+        api.mirrors.renew = teller.renew
         teller.start()
         return teller
 
@@ -128,6 +130,12 @@ class HoldTeller:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
+
+    def renew(self, shard: int) -> None:
+        """Tell a shard everything again."""
+        outbox = self._outboxes[shard]
+        outbox.session, outbox.is_complete = 0, False
+        outbox.work.set()
 
     def take(self) -> Mapping[int, int]:
         """See Teller."""
@@ -197,7 +205,8 @@ class HoldTeller:
         calls = self._located.shards
         is_first = not outbox.session
         if is_first:
-            session = outbox.session = await calls.call(outbox.shard, MirrorsApi.begin, self._shard)
+            session = await calls.call(outbox.shard, MirrorsApi.begin, self._shard, outbox.is_new)
+            outbox.session, outbox.is_new = session, False
             outbox.pending = self._all_of(outbox.shard)
         session = outbox.session
         noted = outbox.noted
