@@ -75,6 +75,8 @@ def repair(
     Blocks for as long as the disk takes. Raises NotADirectoryError when `path` is no data directory, RepairError, and
     OSError. `stepped` see Swap.
     """
+    if (path / shardfiles.NAME).exists():
+        raise RepairError(f"{path} has shards: repair each that is damaged, such as {shardfiles.directory(path, 0)}")
     try:
         begun = path.is_dir() and repair_swap.Swap(path).pending()
     except checksummed.DamagedFileError as error:
