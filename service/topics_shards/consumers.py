@@ -6,7 +6,7 @@ from topics_service.api.access.auth import Principal
 from topics_service.api.positions import PositionsApi
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.requests import AckRequest, ConsumeReply, ConsumeRequest
-from topics_service.engine.errors import TopicsError
+from topics_service.engine.errors import TopicsError, is_in_another_shard
 from topics_service.engine.offsets.positions import HeldPosition, Place
 from topics_service.engine.placement import SQL_SHARD, home_of
 from topics_shards.locating import Located, is_unknown
@@ -36,7 +36,13 @@ class ShardedConsumers:
         except TopicsError as error:
             if not is_unknown(error, place.topic):
                 raise
-        return await self._located.shards.call(SQL_SHARD, method, *args, **kwargs)
+            unknown = error
+        try:
+            return await self._located.shards.call(SQL_SHARD, method, *args, **kwargs)
+        except TopicsError as error:
+            if is_in_another_shard(error, place.topic):  # only a part of it is there, for a group
+                raise unknown from None
+            raise
 
 
 class ShardedPositions:
