@@ -6,7 +6,7 @@ from topics_service.api.access.auth import Principal
 from topics_service.api.positions import PositionsApi
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.requests import AckRequest, ConsumeReply, ConsumeRequest
-from topics_service.engine.errors import TopicsError, is_in_another_shard
+from topics_service.engine.errors import TopicsError
 from topics_service.engine.offsets.positions import HeldPosition, Place
 from topics_service.engine.placement import SQL_SHARD, home_of
 from topics_shards.locating import Located, is_unknown
@@ -40,8 +40,8 @@ class ShardedConsumers:
         try:
             return await self._located.shards.call(SQL_SHARD, method, *args, **kwargs)
         except TopicsError as error:
-            if is_in_another_shard(error, place.topic):  # only a part of it is there, for a group
-                raise unknown from None
+            if (error.detail or {}).get("in_another_shard"):
+                raise unknown from None  # no alias: the shard has a part of a topic of this name
             raise
 
 
