@@ -501,6 +501,22 @@ async def test_a_topic_that_is_deleted_during_an_outage() -> None:
             assert by_topic(found) == {B: [("deleted", 3)], other: [([1],), ("caught up",)]}
 
 
+async def test_a_session_opens_beside_a_shard_that_does_not_answer() -> None:
+    async with open_world() as world:
+        await world.put(A, B)
+        session = await world.api.watches.create(watch(A, B), principal=UNRESTRICTED)
+        await world.append(A)
+        await world.append(B)
+        world.shards.stuck.add(1)
+        with await world.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
+            assert by_topic(await quiet(stream, 0.1)) == {A: [([1],), ("caught up",)]}
+            world.shards.stuck.clear()
+            world.shards.break_off(1)
+            found: list[Frame] = []
+            await until_told(stream, found, {B: 1})
+    await until(lambda: not world.shards.streams)
+
+
 async def test_a_session_opens_while_a_shard_is_away() -> None:
     async with open_world() as world:
         await world.put(A, B)
