@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from shards.far import FarShards
@@ -21,27 +23,47 @@ from topics_service.api.observers import NO_OBSERVERS
 from topics_shards.health import LocalHealth
 from topics_shards.kafka import ShardedKafka
 from topics_shards.locating import Located
-from topics_shards.shards import LocalShards, Shard
+from topics_shards.remote import RemoteShards, remote_methods
+from topics_shards.shards import LocalShards, Shard, Shards
 from topics_shards.topics import ShardedTopics
+from topics_shards.wire.client import Channel
+from topics_shards.wire.server import ShardServer, unix
 
 SETTINGS = KafkaSettings(initial_rebalance_ms=0, min_session_timeout_ms=50)
 
 
 class Process:
-    """One of the processes: it has some of the shards, and a listener for all of them."""
+    """One of the processes: it has some of the shards, and a listener for all of them.
 
-    def __init__(self, world: ShardsWorld, local: Iterable[int], groups: Any) -> None:
-        shards = {number: Shard(api) for number, api in enumerate(world.apis)}
-        here = set(local)
-        self.shards = FarShards(LocalShards(shards), {number: shards[number] for number in here})
-        located = Located(self.shards)
+    With a `directory` it calls the other process through a socket there.
+    """
+
+    def __init__(self, world: ShardsWorld, number: int, directory: Path | None) -> None:
+        shards = {shard: Shard(api) for shard, api in enumerate(world.apis)}
+        here = {shard: each for shard, each in shards.items() if (shard > 0) == number}
+        self.far: FarShards | None = None
+        self._wire: tuple[ShardServer, Channel, Path] | None = None
+        all_shards: Shards
+        if directory is None:
+            all_shards = self.far = FarShards(LocalShards(shards), here)
+        else:
+            methods = remote_methods()
+            channel = Channel(unix(directory / str(1 - number)), "other", f"process {number}")
+            owners = {shard: channel for shard in shards if shard not in here}
+            all_shards = RemoteShards(len(shards), here, owners, methods)
+            self._wire = ShardServer(here, methods, f"process {number}"), channel, directory / str(number)
+        located = Located(all_shards)
         first = world.apis[min(here)]
         self.topics = ShardedTopics(located, first.limits, first.metrics, NO_OBSERVERS, LocalHealth(world.apis))
-        if groups is not None:
-            self.topics.groups = groups(located)
         self.kafka = ShardedKafka(self.topics, located)
         self.server: KafkaServer | None = None
         self.port = 0
+
+    async def connect(self) -> None:
+        """Take calls of the other process."""
+        if self._wire is not None:
+            server, _, path = self._wire
+            await server.listen(path)
 
     async def start(self) -> None:
         """Listen."""
@@ -61,6 +83,14 @@ class Process:
             await self.server.stop(0)
         await self.kafka.stop()
 
+    async def disconnect(self) -> None:
+        """End the calls between the processes."""
+        if self._wire is not None:
+            server, channel, _ = self._wire
+            channel.close()
+            await server.drain(1)
+            await server.close()
+
     async def call(self, api: ApiKey, version: int, **body: Any) -> Any:
         """The response as a client sees it; requests of one process may overlap, unlike on one connection."""
         _, decoded = decode_request(b"".join(encode_request(api, version, 7, "client", body)))
@@ -75,9 +105,9 @@ class Process:
 class KafkaWorld:
     """Two processes: the first has shard 0, the second the others."""
 
-    def __init__(self, world: ShardsWorld, groups: Any) -> None:
+    def __init__(self, world: ShardsWorld, directory: Path | None) -> None:
         self.world = world
-        self.processes = [Process(world, (0,), groups), Process(world, (1, 2), groups)]
+        self.processes = [Process(world, number, directory) for number in range(2)]
 
     @property
     def first(self) -> Process:
@@ -91,19 +121,21 @@ class KafkaWorld:
 
 
 @asynccontextmanager
-async def open_kafka(groups: Any = None) -> AsyncIterator[KafkaWorld]:
+async def open_kafka(*, wired: bool = False) -> AsyncIterator[KafkaWorld]:
     """Both processes, listening."""
-    async with open_shards(3) as world:
-        kafka = KafkaWorld(world, groups)
-        started: list[Process] = []
-        try:
-            for process in kafka.processes:
-                started.append(process)
-                await process.start()
-            yield kafka
-        finally:
-            for process in started:
-                await process.stop()
+    async with open_shards(3, wired=False) as world:
+        with TemporaryDirectory(prefix="kafka-") as directory:
+            kafka = KafkaWorld(world, Path(directory) if wired else None)
+            try:
+                for process in kafka.processes:
+                    await process.connect()
+                await asyncio.gather(*(process.start() for process in kafka.processes))
+                yield kafka
+            finally:
+                for process in kafka.processes:
+                    await process.stop()
+                for process in kafka.processes:
+                    await process.disconnect()
 
 
 async def over_wire(port: int, api: ApiKey, version: int | None = None, **body: Any) -> Message:

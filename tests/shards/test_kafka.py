@@ -19,9 +19,9 @@ from topics_service.engine.model import AppendRequest, Batch
 from topics_service.engine.placement import home_of, shard_of
 
 
-@pytest.fixture
-async def kafka() -> AsyncIterator[KafkaWorld]:
-    async with open_kafka() as world:
+@pytest.fixture(params=[False, True], ids=["direct", "wired"])
+async def kafka(request: pytest.FixtureRequest) -> AsyncIterator[KafkaWorld]:
+    async with open_kafka(wired=request.param) as world:
         yield world
 
 
@@ -433,6 +433,87 @@ async def test_a_classic_group_is_one_for_all_processes(kafka: KafkaWorld, shard
     assert [each["error_code"] for each in left["members"]] == [0, 0]
 
 
+async def commit(process: Process, group: str, name: str, offsets: dict[int, int], **member: Any) -> list[int]:
+    partitions = [
+        {"partition_index": number, "committed_offset": offset, "committed_leader_epoch": -1, "committed_metadata": "m"}
+        for number, offset in offsets.items()
+    ]
+    answer = await process.call(
+        ApiKey.OFFSET_COMMIT,
+        8,
+        **{"group_id": group, "generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None} | member,
+        topics=[{"name": name, "partitions": partitions}],
+    )
+    return [each["error_code"] for each in answer["topics"][0]["partitions"]]
+
+
+async def committed(process: Process, group: str, *asked: tuple[str, list[int]]) -> dict[str, dict[int, int]]:
+    topics = [{"name": name, "partition_indexes": numbers} for name, numbers in asked] or None
+    answer = await process.call(
+        ApiKey.OFFSET_FETCH,
+        8,
+        groups=[{"group_id": group, "topics": topics}],
+        require_stable=False,
+    )
+    (found,) = answer["groups"]
+    assert found["error_code"] == 0
+    return {
+        topic["name"]: {each["partition_index"]: each["committed_offset"] for each in topic["partitions"]}
+        for topic in found["topics"]
+    }
+
+
+@pytest.mark.parametrize("shard", range(3))
+async def test_positions_in_topics_of_all_shards(kafka: KafkaWorld, shard: int) -> None:
+    group = next(iter(names(shard, prefix="reader")))
+    made = [next(iter(names(home, prefix="read"))) for home in range(3)]
+    for turn, process in enumerate(kafka.processes):
+        for name in made:
+            assert await create(process, name, partitions=4) == (36 if turn else 0)
+            assert await commit(process, group, name, {0: 5 + turn, 3: 7, 4: 1}) == [0, 0, 3]
+        assert await commit(process, group, "nothing", {0: 1}) == [3]
+        wanted = {name: {0: 5 + turn, 3: 7} for name in made}
+        for other in kafka.processes:
+            assert await committed(other, group) == wanted
+            assert await committed(other, group, (made[0], [3, 1]), ("nothing", [0])) == {
+                made[0]: {3: 7, 1: -1},
+                "nothing": {0: -1},
+            }
+    deleted = await kafka.first.call(
+        ApiKey.OFFSET_DELETE,
+        0,
+        group_id=group,
+        topics=[
+            {"name": made[1], "partitions": [{"partition_index": 0}, {"partition_index": 9}]},
+            {"name": "nothing", "partitions": [{"partition_index": 0}]},
+        ],
+    )
+    codes = [[each["error_code"] for each in topic["partitions"]] for topic in deleted["topics"]]
+    assert codes == [[0, 3], [3]]
+    assert await committed(kafka.second, group, (made[1], [0, 3])) == {made[1]: {0: -1, 3: 7}}
+    for process in kafka.processes:
+        described = await process.call(ApiKey.DESCRIBE_GROUPS, 6, groups=[group], include_authorized_operations=False)
+        assert described["groups"][0]["group_state"] == "Empty"
+    for process, code in zip(kafka.processes, (0, 69), strict=True):
+        answer = await process.call(ApiKey.DELETE_GROUPS, 2, groups_names=[group])
+        assert answer["results"][0]["error_code"] == code
+    assert await committed(kafka.second, group) == {}
+
+
+async def test_a_group_with_members_is_not_deleted_and_takes_no_other_commits(kafka: KafkaWorld) -> None:
+    assert await create(kafka.first, "held", partitions=3) == 0
+    for shard in range(3):
+        group = next(iter(names(shard, prefix="held")))
+        joined = await join(kafka.first, group, ["held"])
+        member = {"member_id": joined["member_id"], "generation_id_or_member_epoch": joined["generation_id"]}
+        for process in kafka.processes:
+            assert await commit(process, group, "held", {0: 1}) == [25]
+            stale = member | {"generation_id_or_member_epoch": 17}
+            assert await commit(process, group, "held", {0: 1}, **stale) == [22]
+            answer = await process.call(ApiKey.DELETE_GROUPS, 2, groups_names=[group])
+            assert answer["results"][0]["error_code"] == 68
+
+
 async def beat(process: Process, group: str, member: str, epoch: int, **more: Any) -> Any:
     body = {
         "rebalance_timeout": 60_000,
@@ -482,19 +563,22 @@ async def test_a_pattern_finds_topics_of_all_shards_also_later_ones(kafka: Kafka
     assert (await beat(process, group, "m", -1))["error_code"] == 0
 
 
+@pytest.mark.parametrize("kafka", [False], indirect=True)
 async def test_a_shard_that_was_away_is_followed_again(kafka: KafkaWorld) -> None:
+    far = kafka.second.far
+    assert far is not None
     kept, gone = [name for _, name in zip(range(2), names(0, prefix="again"), strict=False)]
     for name in (kept, gone):
         assert await create(kafka.first, name) == 0
     catalog = kafka.second.kafka.catalog
     await until(lambda: catalog.find(gone) is not None)
-    kafka.second.shards.leave(0)
+    far.leave(0)
     kafka.world.engines[0].delete_topic(gone)
     assert await create(kafka.first, "made-meanwhile-0003") == 0
     assert catalog.find(kept) is not None, "what is known stays"
     answers = await produce(kafka.second, kept, {0: batch(b"x")})
     assert answers[0]["error_code"] == 5, "a producer tries again"
-    kafka.second.shards.away.clear()
+    far.away.clear()
     await until(lambda: catalog.find(gone) is None and catalog.find(kept) is not None)
 
 

@@ -423,8 +423,10 @@ async def test_copies_are_those_of_one_engine(seed: int) -> None:
                 if action < 0.7:
                     datas = [b"%d" % (number + i) for i in range(rng.choice((1, 4, 25)))]
                     number += len(datas)
-                    await world.append(a, *datas, tag=tag)
-                    one.append(AppendRequest(topic=a, batch=Batch(datas, tags=[tag] * len(datas))))
+                    tags: list[bytes | None] = [rng.choice((b"x", b"y", b"xy", None)) for _ in datas]
+                    append = AppendRequest(topic=a, batch=Batch(datas, tags=tags))
+                    await world.api.append(append, principal=UNRESTRICTED)
+                    one.append(append)
                 else:
                     before = rng.randrange(number + 2) if rng.random() < 0.3 else None
                     delete = DeleteRequest(topic=a, match=TagMatch(op="Eq", value=tag), before_seq=before)

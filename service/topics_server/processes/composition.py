@@ -23,11 +23,11 @@ from topics_service.api.scheduling.pressure import Pressure
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.placement import SQL_SHARD
+from topics_shards.errands import Errands
 from topics_shards.holds import HoldTeller
 from topics_shards.kafka import ShardedKafka
 from topics_shards.locating import Located
 from topics_shards.process import ProcessApi, ProcessObjects
-from topics_shards.pulling import Puller
 from topics_shards.remote import RemoteShards, remote_methods
 from topics_shards.shards import LocalShards, LostCallError, Shard, Shards
 from topics_shards.sql import ShardedSql, SqlPlacements
@@ -63,8 +63,7 @@ class Composition:
         self._channels: dict[int, Channel] = {}
         self._server: ShardServer | None = None
         self._process: ProcessObjects | None = None
-        self._pullers: list[Puller] = []
-        self._tellers: list[HoldTeller] = []
+        self._errands: list[Errands] = []
         apis = [core.api for core in cores.values()]
         sources = process_sources(lag, authorizer, resources.traces.statistics)
         metrics = ProcessMetrics([api.metrics for api in apis], sources, self._reports)
@@ -95,6 +94,9 @@ class Composition:
         self.api.sql = ShardedSql(located, self.api.consumers)
         self._kafka = ShardedKafka(self.api, located)
         self._kafka_groups = settings.kafka.groups
+        self.tellers = {
+            shard: HoldTeller.connect(shard, core.engine, core.api, located) for shard, core in cores.items()
+        }
         for api in apis:
             api.parts.connect(self._shards)
             if api.sql is not None:
@@ -128,10 +130,10 @@ class Composition:
     def recovered(self, core: Core) -> None:
         """Begin what a shard does by itself. Call it once its engine has recovered."""
         core.api.parts.resume()
-        self._tellers.append(HoldTeller.serve(core.engine.parts.place.shard, core.engine, core.api, self._located))
-        puller = Puller(self._located, core.api.routers, core.engine.routers, SystemClock())
-        puller.start()
-        self._pullers.append(puller)
+        self.tellers[core.engine.parts.place.shard].start()
+        errands = Errands(self._located, core.api, core.engine, SystemClock())
+        errands.start()
+        self._errands.append(errands)
 
     async def kafka(self) -> KafkaShards:
         """See `listeners.Served`. Waits for all shards."""
@@ -148,9 +150,11 @@ class Composition:
     async def close(self) -> None:
         """End the calls between processes, when none of them has any of clients."""
         await self._kafka.stop()
+        for teller in self.tellers.values():
+            await teller.stop()
         for core in self.cores.values():
             core.api.parts.stop()
-        await asyncio.gather(*(each.stop() for each in self._pullers), *(each.stop() for each in self._tellers))
+        await asyncio.gather(*(each.stop() for each in self._errands))
         if self._server is not None:
             await self._server.drain(_RETRY_SECONDS)
         for channel in self._channels.values():

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from topics_server import maintenance
 from topics_server.core import Core
+from topics_server.forwarder import Forwarder
 from topics_server.lag import LoopLag
 from topics_server.listeners import Listeners
 from topics_server.notices import Shutdown, log_stopped
@@ -141,7 +142,11 @@ class ShardedServer(Serving):
             self._hangups.follow(self._reload(resources, served, readers))
         self._background = [
             asyncio.create_task(each)
-            for each in (lag.run(), *(work for core in cores.values() for work in core.background(_unheard)))
+            for each in (
+                lag.run(),
+                Forwarder(*(core.engine.routers for core in cores.values())).run(),
+                *(work for core in cores.values() for work in core.background(_unheard, forwards=False)),
+            )
         ]
         await listeners.start()
         self._tell(listening=True)
