@@ -89,6 +89,7 @@ class Composition:
         )
         self.api.watches.connections.quotas = authorizer.quotas
         metrics.watch_lag = self.api.watches.lag
+        metrics.lags = self.api.groups.lags
         if self._process is not None:
             self._process.add(ProcessApi(metrics.report, authorizer.users), self.api.watches)
         self.api.sql = ShardedSql(located, self.api.consumers)
