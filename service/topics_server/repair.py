@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from topics_server.verify import is_database, verify
 from topics_service.engine import snapshot
+from topics_service.engine.placement import SINGLE, Place
 from topics_service.engine.repair import Action, Salvage, Saved, Uncertain
 from topics_service.engine.verify import Audit, Problem
 from topics_service.engine.verify.findings import DECODING
@@ -175,7 +176,7 @@ def _salvaged(
                 return report
             sink = _Sink(store)
             saved = Salvage(
-                opened.source, sink, action, end=uncertain(path, opened), bring_back=bring_back
+                opened.source, sink, action, end=uncertain(path, opened), bring_back=bring_back, place=_place(path)
             ).run()  # fmt: skip
             sink.flush()
             _take(report, saved)
@@ -184,6 +185,12 @@ def _salvaged(
     except StoreError as error:
         raise RepairError(f"the repair of {path} could not continue: {error}") from error
     return report
+
+
+def _place(path: Path) -> Place:
+    """The shard of a database, if it is one of a data directory with shards."""
+    found = shardfiles.place_of(path)
+    return SINGLE if found is None else Place(*found)
 
 
 def _take(report: Report, saved: Saved) -> None:
