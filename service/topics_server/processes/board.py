@@ -14,7 +14,7 @@ from topics_service.engine.model import ReadyState
 from topics_shards.health import together
 
 _REASONS: Final = ("", "not_ready", "shutting_down", "read_only")
-_AWAY: Final = 0  # a row that nobody has written
+_AWAY: Final = 0  # a row that was never written
 _MILLION: Final = 1_000_000
 _LIMIT: Final = "min_free_bytes"
 
@@ -52,7 +52,7 @@ class Board:
         return sum(self._values[field::_FIELDS].tolist()) - self._values[shard * _FIELDS + field]
 
     def leave(self, shard: int) -> None:
-        """Note that nobody serves a shard at present."""
+        """Note that no process serves a shard at present."""
         self._values[shard * _FIELDS + _STATE] = _AWAY
 
     def ready(self, shard: int) -> ReadyState:
@@ -70,7 +70,7 @@ class Board:
 
 
 class ShardElsewhere(Elsewhere):
-    """What all shards but one have, as the board says."""
+    """The figures of all shards but one, from the board."""
 
     def __init__(self, board: Board, shard: int) -> None:
         self._board = board
@@ -95,7 +95,7 @@ class ShardElsewhere(Elsewhere):
 
 
 class CountingCommit(GroupCommit):
-    """Writes how much is in the shard before the callers go on whose writes are durable."""
+    """Writes how much is in the shard before callers learn that their writes are durable."""
 
     on_published: Callable[[], None] = staticmethod(lambda: None)
 

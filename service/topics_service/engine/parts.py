@@ -53,7 +53,7 @@ class TopicDefinition(Struct, frozen=True, kw_only=True):
 
 
 class Pending(Struct, frozen=True, array_like=True):
-    """What other shards have yet to learn of a topic."""
+    """A change of a topic that other shards have yet to learn."""
 
     topic_id: str
     epoch: int
@@ -145,7 +145,7 @@ class Parts:
         return replace(row, spread=replace(spread, partition_count=count, revision=spread.revision + 1))
 
     def local(self, topic: Topic, count: int) -> int:
-        """How many of the partitions of a topic are here, when it has `count` of them."""
+        """The number of partitions of a topic that are here, when it has `count` in all."""
         return count if self.place.count == 1 else len(self.place.spread(topic.name, count, topic.placement).numbers)
 
     def stage_change(self, tx: Transaction, topic: Topic, row: TopicRow) -> None:
