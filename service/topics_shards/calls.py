@@ -114,7 +114,6 @@ CALLS: Final = (
     WatchApi.unfollow,
     ShardedWatches.open_here,
     ShardedWatches.recall_here,
-    ShardedWatches.remove_sessions_here,
 )
 
 READS: Final = frozenset(
