@@ -36,7 +36,13 @@ class ShardedConsumers:
         except TopicsError as error:
             if not is_unknown(error, place.topic):
                 raise
-        return await self._located.shards.call(SQL_SHARD, method, *args, **kwargs)
+            unknown = error
+        try:
+            return await self._located.shards.call(SQL_SHARD, method, *args, **kwargs)
+        except TopicsError as error:
+            if (error.detail or {}).get("in_another_shard"):
+                raise unknown from None  # no alias: the shard has a part of a topic of this name
+            raise
 
 
 class ShardedPositions:

@@ -49,6 +49,7 @@ class _Outbox:
         self.pending: dict[Key, None] = {}
         self.session = 0  # none: all positions have to be told
         self.is_complete = False  # all were told in the session
+        self.is_new = True  # no session was opened since the start
         self.noted = self.told = 0  # moves, counted
         self.work = asyncio.Event()
         self.urgent = asyncio.Event()
@@ -104,15 +105,14 @@ class HoldTeller:
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
-    def connect(cls, shard: int, engine: Engine, api: TopicsApi, located: Located) -> "HoldTeller":
-        """Let the calls on groups and of consumers in a shard of this process reach the other shards.
-
-        `start` comes next, once the engine has recovered.
-        """
+    def serve(cls, shard: int, engine: Engine, api: TopicsApi, located: Located) -> "HoldTeller":
+        """Let the calls on groups and of consumers in a shard of this process reach the other shards, and start."""
         teller = api.positions.teller = cls(shard, engine, api.settled, located)
         api.consumers.positions = ShardedPositions(located)
         if api.sql is not None:
             api.sql.consumers = ShardedConsumers(located)
+        api.mirrors.renew = teller.renew
+        teller.start()
         return teller
 
     def start(self) -> None:
@@ -130,6 +130,12 @@ class HoldTeller:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
+
+    def renew(self, shard: int) -> None:
+        """Tell a shard everything again."""
+        outbox = self._outboxes[shard]
+        outbox.session, outbox.is_complete = 0, False
+        outbox.work.set()
 
     def take(self) -> Mapping[int, int]:
         """See Teller."""
@@ -199,7 +205,8 @@ class HoldTeller:
         calls = self._located.shards
         is_first = not outbox.session
         if is_first:
-            session = outbox.session = await calls.call(outbox.shard, MirrorsApi.begin, self._shard)
+            session = await calls.call(outbox.shard, MirrorsApi.begin, self._shard, outbox.is_new)
+            outbox.session, outbox.is_new = session, False
             outbox.pending = self._all_of(outbox.shard)
         session = outbox.session
         noted = outbox.noted

@@ -25,13 +25,17 @@ class MirrorsApi:
     """The mirrors of one shard. Every method raises TopicsError."""
 
     def __init__(self, admit: Callable[[], Engine], settle: Callable[[int], Awaitable[None]]) -> None:
+        self.renew: Callable[[int], None] = lambda _shard: None
+        """Called with a shard that has started, and may not know any more what it was told."""
         self._admit = admit
         self._settle = settle
         self._sessions: dict[int, _Session] = {}
 
-    async def begin(self, shard: int) -> int:
-        """Open a session for the groups of a shard, and end the one before."""
+    async def begin(self, shard: int, is_new: bool = False) -> int:
+        """Open a session for the groups of a shard, the first since its start if it `is_new`; the one before ends."""
         self._admit()
+        if is_new:
+            self.renew(shard)
         session = self._sessions[shard] = _Session()
         return session.number
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from topics_service.engine.offsets.positions import decode_position, is_group_row, read_position_key
+from topics_service.engine.offsets.positions import decode_position, is_group_row, is_mirror_row, read_position_key
 from topics_service.engine.offsets.positions import decode_row as decode_group
 from topics_service.engine.repair.actions import Rows
 from topics_service.engine.repair.catalog import Ledger
@@ -71,10 +71,14 @@ def save_groups(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
         rows.report("lost", "groups and their positions: which of them were deleted can't be read any more")
         return
     found: dict[int, str] = {}
+    mirrors: set[int] = set()  # they are left out: the shards of the groups tell them again
     members: list[tuple[bytes, bytes]] = []
     for key, value in rows.family(Family.GROUPS):
         try:
             number = keys.read_u64(key)
+            if is_mirror_row(key):
+                mirrors.add(number)
+                continue
             if not is_group_row(key):
                 msgspec.msgpack.decode(value)
                 members.append((key, value))
@@ -102,6 +106,8 @@ def save_groups(rows: Rows, ledger: Ledger, revived: frozenset[Family]) -> None:
         try:
             number, epoch, partition = read_position_key(key)
             decode_position(value)
+            if number in mirrors:
+                continue
             topic = ledger.topics.get(epoch)
         except DECODING:
             rows.report("lost", f"the position {key.hex()} of a group can't be read")

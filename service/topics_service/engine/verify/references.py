@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from topics_service.engine.offsets.positions import decode_position, is_group_row, read_position_key
+from topics_service.engine.offsets.positions import decode_position, is_group_row, is_mirror_row, read_position_key
 from topics_service.engine.offsets.positions import decode_row as decode_group
 from topics_service.engine.router.places import is_place_key
 from topics_service.engine.router.router import cursor_key, decode_cursor
@@ -48,6 +48,7 @@ def check_routers(findings: Findings, parts: Mapping[int, Part]) -> int:
 def check_groups(findings: Findings) -> int:
     """Check every consumer group and its positions; return the number of groups."""
     names: dict[int, str] = {}
+    mirrors: set[int] = set()
     states: list[int] = []
     for key, value in findings.rows(Family.GROUPS):
         with findings.decoding(f"the row {key.hex()} of a group"):
@@ -57,6 +58,9 @@ def check_groups(findings: Findings) -> int:
                 if name in names.values():
                     findings.report("mismatch", f'there are two groups "{name}"')
                 names[number] = name
+            elif is_mirror_row(key):
+                decode_group(value)
+                mirrors.add(number)
             else:
                 msgspec.msgpack.decode(value)
                 states.append(number)
@@ -68,6 +72,6 @@ def check_groups(findings: Findings) -> int:
             number, epoch, partition = read_position_key(key)
             decode_position(value)  # beyond the head is no fault: Kafka clients may commit it
             row = findings.topics.get(epoch)
-            if number not in names or row is None or partition >= row.partition_count:
+            if (number not in names and number not in mirrors) or row is None or partition >= row.partition_count:
                 findings.report("orphan", f"the position {key.hex()} is of a group or partition that does not exist")
     return len(names)
