@@ -94,6 +94,7 @@ CALLS: Final = (
     PositionsApi.commit,
     PositionsApi.advance,
     PositionsApi.pin,
+    PositionsApi.elsewhere,
     PositionsApi.begin_reset,
     PositionsApi.reset,
     PositionsApi.check_unused,
@@ -114,7 +115,6 @@ CALLS: Final = (
     WatchApi.unfollow,
     ShardedWatches.open_here,
     ShardedWatches.recall_here,
-    ShardedWatches.remove_sessions_here,
 )
 
 READS: Final = frozenset(
@@ -144,6 +144,7 @@ READS: Final = frozenset(
         PositionsApi.describe,
         PositionsApi.held,
         PositionsApi.position,
+        PositionsApi.elsewhere,
         PositionsApi.begin_reset,
         PositionsApi.check_unused,
         PositionsApi.ends,

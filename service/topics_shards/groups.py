@@ -30,6 +30,7 @@ from topics_service.engine.offsets.positions import (
     Target,
     beyond_head,
     check_item,
+    lag_of,
     state_of,
 )
 from topics_service.engine.parts import TopicDefinition
@@ -153,6 +154,21 @@ class ShardedGroups:
             gone = await self._shards.call(home, PositionsApi.delete_positions, name, places)
             facts["deleted"] = len(gone)
         return len(gone)
+
+    async def lags(self, limit: int, allowed: tuple[str, ...] | None) -> list[tuple[str, str, int, int]]:
+        """Group, topic, partition and lag of the first positions by name in partitions of other shards, for metrics.
+
+        Raises for a shard that does not answer.
+        """
+        parts = await self._shards.each(PositionsApi.elsewhere, limit, allowed)
+        held = sorted((each for part in parts for each in part), key=lambda each: (each.group, each.place))[:limit]
+        found = await ends_of(self._located, ((each.place.topic, each.place.partition) for each in held))
+        return [
+            (each.group, each.place.topic, each.place.partition, lag_of(each.from_seq, ends.head_seq))
+            for each in held
+            if isinstance(ends := found[each.place.topic, each.place.partition], Ends)
+            and ends.topic_id == each.place.topic_id
+        ]
 
     # --- internals
 

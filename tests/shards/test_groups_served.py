@@ -1,6 +1,7 @@
 """Consumer groups of a server of two processes, over HTTP: a group in one, its topics in both, and a killed process."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,12 +61,20 @@ def test_a_group_reads_what_lies_in_all_processes(server: ServerProcess) -> None
         assert positions(server, group) == [(n, 1, n) for n in range(4)]
         page = call(server, f"groups/{group}/consume", {"topic": TOPIC, "partition": 2})
         assert (page["committed_from_seq"], page["next_from_seq"], page["lag"]) == (1, 3, 0)
+        assert lags(server, group) == {partition: partition for partition in range(4)}
         moved = call(server, f"groups/{group}/reset", {"to": "latest", "topic": TOPIC, "partition": 3})
         assert [each["from_seq"] for each in moved["positions"]] == [4]
     for size in (1, 3, 4):
         assert [each["group"] for each in listed(server, size)] == sorted(GROUPS)
     assert call(server, f"groups/{GROUPS[0]}", method="DELETE")["deleted"]
     assert [each["group"] for each in listed(server, 2)] == sorted(GROUPS[1:])
+
+
+def lags(server: ServerProcess, group: str) -> dict[int, int]:
+    """The lags of a group by partition, as metrics have them."""
+    text = httpx.get(f"{server.base}/v0/metrics").text
+    pattern = rf'^topics_group_lag_records{{group="{group}",topic="{TOPIC}",partition="(\d+)"}} (\d+)'
+    return {int(partition): int(lag) for partition, lag in re.findall(pattern, text, re.MULTILINE)}
 
 
 def listed(server: ServerProcess, size: int) -> list[Any]:

@@ -52,9 +52,11 @@ class ShardsWorld:
             api.parts.connect(self.shards)
             api.parts.resume()
         self.tellers = [
-            HoldTeller.serve(number, engine, api, located)
+            HoldTeller.connect(number, engine, api, located)
             for number, (engine, api) in enumerate(zip(engines, apis, strict=True))
         ]
+        for teller in self.tellers:
+            teller.start()
         metrics = Metrics(engines[0], CommitStatistics())
         self.api = ShardedTopics(located, engines[0].limits, metrics, NO_OBSERVERS, LocalHealth(apis))
         self._sql = ShardedSql(located, self.api.consumers)

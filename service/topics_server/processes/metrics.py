@@ -11,13 +11,25 @@ from topics_service.api.metrics import merging
 from topics_service.api.metrics.collector import POSITIONS_SHOWN, Counters, Metrics, MetricsSources
 from topics_service.api.metrics.exposition import gauge, of_process, render
 from topics_service.api.metrics.merging import Family, Report
+from topics_service.api.running import LostCallError
+from topics_service.engine.errors import TopicsError
 from topics_service.statistics import WatchLag
 
 Allowed = tuple[str, ...] | None
+Lag = tuple[str, str, int, int]
+"""Group, topic, partition and the seqs behind the position."""
+Lags = Callable[[int, Allowed], Awaitable[Sequence[Lag]]]
+"""Gives the lags of the first positions in partitions of other shards than their groups."""
 Others = Callable[[Allowed], Awaitable[Sequence[Report]]]
 """Gives the reports of the other processes."""
 
 _SHOWN: Final = POSITIONS_SHOWN  # the same for all series
+_LAGS_SECONDS: Final = 5.0
+
+
+async def no_lags(_limit: int, _allowed: Allowed) -> Sequence[Lag]:
+    """The lags in other shards where there are none."""
+    return ()
 
 
 async def no_others(_: Allowed) -> Sequence[Report]:
@@ -35,6 +47,7 @@ class ProcessMetrics(Counters):
         self._sources = sources
         self._others = others
         self.watch_lag: Callable[[], WatchLag] = WatchLag
+        self.lags: Lags = no_lags
 
     def report(self, allowed: Allowed = None) -> Report:
         """The metrics of this process with its shards."""
@@ -50,7 +63,15 @@ class ProcessMetrics(Counters):
     async def text(self, allowed: Allowed = None) -> bytes:
         """See Counters."""
         reports = [self.report(allowed), *await self._others(allowed)]
-        return await asyncio.to_thread(_text, reports)
+        return await asyncio.to_thread(_text, reports, await self._far_lags(allowed))
+
+    async def _far_lags(self, allowed: Allowed) -> Sequence[Lag]:
+        """The lags that no shard knows by itself; none if a shard does not answer."""
+        try:
+            async with asyncio.timeout(_LAGS_SECONDS):
+                return await self.lags(_SHOWN, allowed)
+        except (TopicsError, LostCallError, TimeoutError):
+            return ()
 
     async def json(self) -> bytes:
         """See Counters."""
@@ -64,7 +85,12 @@ class ProcessMetrics(Counters):
         return found
 
 
-def _text(reports: Sequence[Report]) -> bytes:
+def _text(reports: Sequence[Report], lags: Sequence[Lag]) -> bytes:
     families = [each.metric() for each in merging.families([report.families for report in reports])]
-    tables = merging.tables([report.tables for report in reports], _SHOWN)
-    return render(families) + b"".join(table.text() for table in tables)
+    *tables, positions = merging.tables([report.tables for report in reports], _SHOWN)
+    far = positions._replace(
+        series=[(group, topic, str(partition)) for group, topic, partition, _ in lags],
+        columns=[(name, meaning, [lag for *_, lag in lags]) for name, meaning, _ in positions.columns],
+    )
+    (positions,) = merging.tables([[positions], [far]], _SHOWN)
+    return render(families) + b"".join(table.text() for table in (*tables, positions))

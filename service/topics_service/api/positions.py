@@ -33,6 +33,14 @@ class Ends(Struct):
     start: int | None = None
 
 
+class GroupPosition(Struct, frozen=True):
+    """A position of the group that is named."""
+
+    group: str
+    place: Place
+    from_seq: int
+
+
 class GroupFacts(Struct, kw_only=True):
     """All about a group, as far as its shard knows."""
 
@@ -175,6 +183,13 @@ class PositionsApi:
         reply, ticket = groups.delete(name)
         await self._done(ticket)
         return reply
+
+    async def elsewhere(self, limit: int, allowed: tuple[str, ...] | None) -> list[GroupPosition]:
+        """The first positions, by name, that groups of this shard have in partitions of others."""
+        return [
+            GroupPosition(name, Place(topic.name, topic.topic_id, partition), position.from_seq)
+            for name, topic, partition, position in self._admit().groups.index.elsewhere(limit, allowed)
+        ]
 
     # --- at the shard of a partition
 

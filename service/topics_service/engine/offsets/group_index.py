@@ -97,6 +97,18 @@ class GroupIndex:
         """Group, topic, partition and lag of the first positions by name, at most `limit`, for metrics."""
         return islice(self._lags(allowed), limit)
 
+    def elsewhere(
+        self, limit: int, allowed: tuple[str, ...] | None = None
+    ) -> Iterator[tuple[str, Topic, int, Position]]:
+        """As `lags`, the positions in partitions of other shards, whose lags are not known here."""
+        found = (
+            (name, topic, partition, position)
+            for name in self.under("", allowed)
+            for topic, partition, position in in_order(self.by_name[name])
+            if topic.find_log(partition) is None and (allowed is None or topic.name.startswith(allowed))
+        )
+        return islice(found, limit)
+
     # ---------------------------------------------------------------- retention
 
     def holds(self, topic: Topic, config: TopicConfig) -> list[int | None]:
