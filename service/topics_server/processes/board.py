@@ -19,7 +19,7 @@ _MILLION: Final = 1_000_000
 _LIMIT: Final = "min_free_bytes"
 
 # Positions in the row of a shard.
-_STATE, _PROGRESS, _TOPICS, _FREE, _SHORT, _PARTITIONS, _ROUTERS, _GROUPS, _NBYTES = range(9)
+_STATE, _PROGRESS, _TOPICS, _FREE, _SHORT, _PARTITIONS, _ROUTERS, _GROUPS, _NBYTES, _TAKEN = range(10)
 _FIELDS: Final = 16  # of 8 bytes: rows of different processes are in different lines of the cache
 
 
@@ -46,6 +46,10 @@ class Board:
         values[at + _ROUTERS] = len(engine.routers)
         values[at + _GROUPS] = len(engine.groups)
         values[at + _NBYTES] = engine.writer.total_bytes
+
+    def take(self, shard: int, nbytes: int) -> None:
+        """Write the bytes that a shard of this process is still to write to the disk."""
+        self._values[shard * _FIELDS + _TAKEN] = nbytes
 
     def elsewhere(self, field: int, shard: int) -> int:
         """The sum of a field over all shards but one."""
@@ -93,6 +97,10 @@ class ShardElsewhere(Elsewhere):
     def nbytes(self) -> int:  # type: ignore[override]
         return self._board.elsewhere(_NBYTES, self._shard)
 
+    @property
+    def taken(self) -> int:  # type: ignore[override]
+        return self._board.elsewhere(_TAKEN, self._shard)
+
 
 class CountingCommit(GroupCommit):
     """Writes how much is in the shard before callers learn that their writes are durable."""
@@ -129,3 +137,4 @@ class BoardHealth:
         for shard, core in self._cores.items():
             self._board.write(shard, core.api)
             self._board.measure(shard, core.engine)
+            self._board.take(shard, core.taken())
