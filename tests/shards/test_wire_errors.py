@@ -10,6 +10,7 @@ from topics_service.api.running import LostCallError
 from topics_service.engine.errors import Reason, TopicsError, partition_not_found
 from topics_service.engine.membership.members import GroupError, RefusedError
 from topics_service.engine.producers import SequenceError
+from topics_service.engine.redirects import ElsewhereError, Redirect
 from topics_service.storage.recordbatch import InvalidBatchError
 from topics_shards.wire.errors import decode_error, encode_error
 
@@ -39,6 +40,9 @@ def test_the_others_that_callers_tell_apart() -> None:
     refused = decode_error(encode_error(RefusedError(GroupError.FENCED_INSTANCE_ID, "text"), "a call"))
     assert isinstance(refused, RefusedError)
     assert (refused.error, refused.message) == (GroupError.FENCED_INSTANCE_ID, "text")
+    elsewhere = decode_error(encode_error(ElsewhereError("t", Redirect(2, "group", 3)), "a call"))
+    assert isinstance(elsewhere, ElsewhereError)
+    assert (elsewhere.name, elsewhere.redirect) == ("t", Redirect(2, "group", 3))
     lost = decode_error(encode_error(LostCallError("text"), "a call"))
     assert isinstance(lost, LostCallError)
     assert str(lost) == "text"

@@ -11,7 +11,7 @@ from topics_service.api.running import LostCallError
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.membership.members import GroupError, RefusedError
 from topics_service.engine.producers import SequenceError
-from topics_service.engine.redirects import ElsewhereError, Redirect
+from topics_service.engine.redirects import ElsewhereError, decode_redirect
 from topics_service.storage.recordbatch import InvalidBatchError
 from topics_shards.wire.carriers import ErrorForm, pack_error, read_extension, unpack_error
 
@@ -19,7 +19,6 @@ log: Final = logging.getLogger("topics.shards")
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode_redirect: Final = msgspec.msgpack.Decoder(Redirect).decode
 
 
 class _Kind(NamedTuple):
@@ -46,7 +45,7 @@ _KINDS: Final[dict[type[BaseException], tuple[str, _Kind]]] = {
         "elsewhere",
         _Kind(
             lambda error: (error.name, _encode(error.redirect).hex()),
-            lambda name, redirect: ElsewhereError(name, _decode_redirect(bytes.fromhex(redirect))),
+            lambda name, redirect: ElsewhereError(name, decode_redirect(bytes.fromhex(redirect))),
         ),
     ),
     LostCallError: ("lost", _Kind(lambda error: ("", str(error)), lambda _, text: LostCallError(text))),
