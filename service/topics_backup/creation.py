@@ -17,7 +17,7 @@ from topics_backup.target import CHUNK_BYTES, Target
 from topics_service import __version__
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
-from topics_service.storage import checkpoint
+from topics_service.storage import checkpoint, shardfiles
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
 from topics_service.storage.wal.archive import Line
@@ -90,6 +90,10 @@ def offline(data_dir: Path, boot_id: str) -> Iterator[tuple[Path, int]]:
     server that starts after that removes the checkpoint.
     Raises BackupError.
     """
+    if (data_dir / shardfiles.NAME).exists():
+        raise BackupError(
+            f"{data_dir} has shards, of which there are no backups yet: copy it while the server is stopped"
+        )
     if not (data_dir / "CURRENT").is_file():
         raise BackupError(f"{data_dir} is not a data directory: it has no CURRENT file")
     path = data_dir / "checkpoints" / f"offline-{secrets.token_hex(3)}"

@@ -10,10 +10,11 @@ from msgspec import Struct
 
 from topics_server.verify import is_database, verify
 from topics_service.engine import snapshot
+from topics_service.engine.placement import SINGLE, Place
 from topics_service.engine.repair import Action, Salvage, Saved, Uncertain
 from topics_service.engine.verify import Audit, Problem
 from topics_service.engine.verify.findings import DECODING
-from topics_service.storage import checksummed, repair_swap
+from topics_service.storage import checksummed, repair_swap, shardfiles
 from topics_service.storage import repair as storage
 from topics_service.storage.holding import is_held
 from topics_service.storage.private import make_private
@@ -74,6 +75,8 @@ def repair(
     Blocks for as long as the disk takes. Raises NotADirectoryError when `path` is no data directory, RepairError, and
     OSError. `stepped` see Swap.
     """
+    if (path / shardfiles.NAME).exists():
+        raise RepairError(f"{path} has shards: repair each that is damaged, such as {shardfiles.directory(path, 0)}")
     try:
         begun = path.is_dir() and repair_swap.Swap(path).pending()
     except checksummed.DamagedFileError as error:
@@ -173,7 +176,7 @@ def _salvaged(
                 return report
             sink = _Sink(store)
             saved = Salvage(
-                opened.source, sink, action, end=uncertain(path, opened), bring_back=bring_back
+                opened.source, sink, action, end=uncertain(path, opened), bring_back=bring_back, place=_place(path)
             ).run()  # fmt: skip
             sink.flush()
             _take(report, saved)
@@ -182,6 +185,12 @@ def _salvaged(
     except StoreError as error:
         raise RepairError(f"the repair of {path} could not continue: {error}") from error
     return report
+
+
+def _place(path: Path) -> Place:
+    """The shard of a database, if it is one of a data directory with shards."""
+    found = shardfiles.place_of(path)
+    return SINGLE if found is None else Place(*found)
 
 
 def _take(report: Report, saved: Saved) -> None:

@@ -1,14 +1,18 @@
 """`topics verify`: an audit of one data directory, offline or while a server holds it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from topics_service.engine.verify import Audit, Problem
-from topics_service.storage import damagedfiles
+from topics_service.storage import damagedfiles, shardfiles
 from topics_service.storage import verify as storage
 from topics_service.storage.store import StoreError, StoreOpenError
+
+_TOTALS: Final = ("topics", "partitions", "records", "routers", "groups", "tables", "rows")
 
 
 class Report(Struct, kw_only=True):
@@ -36,20 +40,27 @@ def verify(
     deep: bool = False,
     begun: Callable[[int], Callable[[int], None]] = lambda _: lambda _: None,
 ) -> Report:
-    """Check the data directory `path` and change nothing in it. Blocks until everything was read.
+    """Check the data directory `path`, with all its shards, and change nothing in it. Blocks until everything was read.
 
     `tell` is called with each problem as it is found. `begun` is called with the approximate number of records and
     returns a function that is called with the number of further records read. Raises NotADirectoryError when `path` is
     no data directory at all.
     """
-    if not path.is_dir() or not is_database(path):
-        raise NotADirectoryError(20, "there is no data directory", str(path))
     report = Report()
 
     def count(problem: Problem) -> None:
         report.problems += 1
         tell(problem)
 
+    try:
+        shards = shardfiles.directories(path)
+    except StoreError as error:
+        count(Problem(kind="unreadable", text=str(error), file=error.file))
+        return report
+    if shards:
+        return _verify_shards(shards, tell, deep=deep, begun=begun)
+    if not path.is_dir() or not is_database(path):
+        raise NotADirectoryError(20, "there is no data directory", str(path))
     try:
         with storage.opened(path) as source:
             report.opened, report.live = True, source.live
@@ -59,7 +70,7 @@ def verify(
             audit.begin()
             audit.progress = begun(audit.expected)
             audit.run()
-            for name in ("topics", "partitions", "records", "routers", "groups", "tables", "rows"):
+            for name in _TOTALS:
                 setattr(report, name, getattr(audit.totals, name))
     except StoreOpenError as error:
         text = f"a server would not start: {error}"
@@ -68,6 +79,33 @@ def verify(
         text = f"the check could not continue: {error}"
         count(Problem(kind="unreadable", text=text, file=damagedfiles.named_file(text)))
     return report
+
+
+def _verify_shards(
+    paths: Sequence[Path],
+    tell: Callable[[Problem], None],
+    *,
+    deep: bool,
+    begun: Callable[[int], Callable[[int], None]],
+) -> Report:
+    """Check one shard after the other; while a server holds them, each at a moment of its own."""
+    whole = Report(opened=True)
+    for shard, path in enumerate(paths):
+
+        def count(problem: Problem, shard: int = shard) -> None:
+            tell(replace(problem, text=f"shard {shard}: {problem.text}"))
+
+        try:
+            report = verify(path, count, deep=deep, begun=begun)
+        except NotADirectoryError:
+            count(Problem(kind="missing", text=f"there is no database in {path}"))
+            report = Report(problems=1)
+        whole.problems += report.problems
+        whole.live |= report.live
+        whole.opened &= report.opened
+        for name in _TOTALS:
+            setattr(whole, name, getattr(whole, name) + getattr(report, name))
+    return whole
 
 
 def is_database(path: Path) -> bool:

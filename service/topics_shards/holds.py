@@ -105,16 +105,14 @@ class HoldTeller:
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
-    def connect(cls, shard: int, engine: Engine, api: TopicsApi, located: Located) -> "HoldTeller":
-        """Let the calls on groups and of consumers in a shard of this process reach the other shards.
-
-        `start` comes next, once the engine has recovered.
-        """
+    def serve(cls, shard: int, engine: Engine, api: TopicsApi, located: Located) -> "HoldTeller":
+        """Let the calls on groups and of consumers in a shard of this process reach the other shards, and start."""
         teller = api.positions.teller = cls(shard, engine, api.settled, located)
         api.consumers.positions = ShardedPositions(located)
         if api.sql is not None:
             api.sql.consumers = ShardedConsumers(located)
         api.mirrors.renew = teller.renew
+        teller.start()
         return teller
 
     def start(self) -> None:

@@ -1,8 +1,9 @@
 """The calls of the Kafka gateway over all shards."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.interfaces import Groups
@@ -162,31 +163,47 @@ class ShardedKafka:
     # ------------------------------------------------------------------ logs
 
     def here(self, topic: str, partition: int) -> TopicsApi | None:
-        """See KafkaShards; None also while its part of the topic is not made."""
-        shard = self._shards.local.get(self.catalog.shard(topic, partition))
-        return None if shard is None or shard.api.catalog.find(topic) is None else shard.api
+        """See KafkaShards; None also while its part of the topic is made, and batches wait for that."""
+        number = self.catalog.shard(topic, partition)
+        shard = self._shards.local.get(number)
+        if shard is None or number in self._lines or shard.api.catalog.find(topic) is None:
+            return None
+        return shard.api
 
     def shard(self, topic: str, partition: int) -> int:
         """See KafkaShards."""
         return self.catalog.shard(topic, partition)
 
-    async def append(self, shard: int, batches: Sequence[NamedBatch], *, settle: bool) -> list[BatchOutcome]:
-        """See KafkaApi. A call that can't be sent at once lets no later one pass."""
+    def append(self, shard: int, batches: Sequence[NamedBatch], *, settle: bool) -> Awaitable[list[BatchOutcome]]:
+        """See KafkaApi. The calls stand in line from now on, until they are on their way."""
         before = self._lines.get(shard)
-        lacking = self._parts.lacking(shard, (batch.request.topic for batch in batches))
-        if before is None and not lacking and self._shards.can_send(shard):
-            return await self._shards.call(shard, KafkaApi.append, batches, settle=settle)
         own = self._lines[shard] = asyncio.get_running_loop().create_future()
+        own.add_done_callback(partial(self._passed, shard))
+        return self._append(before, own, shard, batches, settle=settle)
+
+    async def _append(
+        self,
+        before: "asyncio.Future[None] | None",
+        own: "asyncio.Future[None]",
+        shard: int,
+        batches: Sequence[NamedBatch],
+        *,
+        settle: bool,
+    ) -> list[BatchOutcome]:
         try:
-            if before is not None:
+            if before is not None and not before.done():
                 await asyncio.wait((before,))
-            if lacking:
-                await self._parts.make(shard, lacking)
+            await self._parts.have(shard, (batch.request.topic for batch in batches))
+            if shard not in self._shards.local and self._shards.can_send(shard):
+                own.set_result(None)  # the call goes out now, before any callback
             return await self._shards.call(shard, KafkaApi.append, batches, settle=settle)
         finally:
-            own.set_result(None)
-            if self._lines[shard] is own:
-                del self._lines[shard]
+            if not own.done():
+                own.set_result(None)
+
+    def _passed(self, shard: int, own: "asyncio.Future[None]") -> None:
+        if self._lines.get(shard) is own:
+            del self._lines[shard]
 
     async def fetch(
         self, shard: int, requests: Sequence[FetchRequest], *, max_bytes: int, min_bytes: int = 0, wait_ms: int = 0

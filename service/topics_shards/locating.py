@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from topics_service.api.parts import PartsApi
-from topics_service.api.placements import PlacementsApi
+from topics_service.api.placements import PlacementsApi, is_unmade
 from topics_service.engine.errors import Reason, TopicsError, is_in_another_shard, partition_not_found
 from topics_service.engine.parts import TopicDefinition
 from topics_service.engine.placement import home_of, shard_of, shard_of_placement
@@ -15,7 +15,6 @@ from topics_shards.shards import LostCallError, Method, P, R, Shards
 
 _MAX_PLACED: Final = 65_536
 _TRIES: Final = 4
-_EXISTING: Final = (Reason.TOPIC_EXISTS_INCOMPATIBLE, Reason.ALREADY_EXISTS)
 
 
 class Located:
@@ -117,9 +116,9 @@ class Located:
         try:
             yield shard
         except TopicsError as error:
-            if error.reason not in _EXISTING:
+            if is_unmade(redirect.token, error):
                 self.forget(name)
-                await self.shards.call(home, PlacementsApi.release, name, redirect.token)
+                await self._release(name, redirect)
             raise
         if await self.find(name) is None:  # another call took the topic for one that nobody makes
             await self.shards.call(home, PlacementsApi.reserve, name, shard, placement)

@@ -101,7 +101,8 @@ class RemoteWatch:
             raise
         else:
             self.positions = first.positions
-            self._is_first_round, self._final = bool(first.positions), max(first.positions, default="")
+            self._final = max(first.positions or first.cursors, default="")
+            self._is_first_round = bool(self._final)
             self._receive(first)
         self.cursors, self.epochs = self._at.copy(), self._at_epochs.copy()
         self._task = asyncio.create_task(self._run(feed))

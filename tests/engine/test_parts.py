@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from corruption.repairs import audit, repaired
+from corruption.repairs import MemorySink, repaired
 from engine_support import CrashStore, FakeClock, World
 from test_replica import FollowingMemory
 
+from support.audit import MemorySource, audit
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
@@ -15,6 +16,7 @@ from topics_service.engine.model import BulkRequest, ConfigInput, DiffRequest, L
 from topics_service.engine.offsets.positions import CommitItem, position_key
 from topics_service.engine.parts import TopicDefinition
 from topics_service.engine.placement import Place, home_of
+from topics_service.engine.repair import Salvage
 from topics_service.engine.replica import Replica
 from topics_service.engine.stored_catalog import StoredCatalog
 from topics_service.engine.topic import decode_row
@@ -306,6 +308,27 @@ def test_a_position_in_a_partition_of_another_shard_is_sound(pair: Pair) -> None
         pair.other.store.write(batch)
         assert (not audit(pair.other.store)) == is_sound
         assert (not repaired(pair.other.store).actions) == is_sound
+
+
+def test_a_repair_names_what_it_saves_so_that_it_is_found(pair: Pair) -> None:
+    """The home of a topic whose row is lost is made up: its new name leads to the shard that has the records."""
+    for number in range(9):
+        name = f"{NAME}{number}"
+        if home_of(name, 3) == 0:
+            pair.home.append(b"1", topic=name)
+    pair.home.engine.close()
+    batch = pair.home.store.batch()
+    for key, _ in pair.home.store.scan(Family.TOPICS, b"", b"\xff" * 9):
+        batch.delete(Family.TOPICS, key)
+    pair.home.store.write(batch)
+    sink = MemorySink()
+    assert isinstance(pair.home.store, MemoryStore)
+    Salvage(MemorySource(pair.home.store), sink, lambda _: None, place=Place(0, 3)).run()
+    assert audit(sink.store) == []
+    saved = Engine(sink.store, FakeClock(), place=Place(0, 3)).catalog.topics
+    assert len(saved) >= 2
+    assert {home_of(name, 3) for name in saved} == {0}
+    assert all(name.startswith("recovered:log-") for name in saved)
 
 
 def test_a_row_with_too_few_logs_is_refused(pair: Pair) -> None:

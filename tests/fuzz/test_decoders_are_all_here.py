@@ -17,6 +17,7 @@ SOURCES: Final = {
     "topics_server": ROOT / "service",
     "topics_backup": ROOT / "service",
     "topics_cluster": ROOT / "service",
+    "topics_shards": ROOT / "service",
     "topics_net": ROOT / "service",
     "topics_gateway": ROOT / "gateway_http",
     "topics_kafka": ROOT / "gateway_kafka",
@@ -47,6 +48,7 @@ _KAFKA: Final = "tests/kafka/protocol/test_malformed.py"
 _BATCHES: Final = "tests/kafka/records/test_fuzz.py"
 _WIRE: Final = "tests/fuzz/test_wire.py"
 _HTTP: Final = "tests/fuzz/test_http_api.py"
+_CHANNEL: Final = "tests/shards/test_channel.py"
 _VERIFY: Final = "tests/corruption/test_damaged_rows.py"
 _TRUSTED: Final = "what its own server or file says"
 ELSEWHERE: Final = {
@@ -78,6 +80,11 @@ ELSEWHERE: Final = {
     "topics_server.token_keys": "`public key of tokens` goes through it",
     "topics_server.bulk_reader": "what the server writes to its own child",
     "topics_backup.repository": "manifests, by `manifest of a backup`",
+    "topics_shards.wire.client": _CHANNEL,
+    "topics_shards.wire.server": _CHANNEL,
+    "topics_shards.wire.origin": "`call of a shard` goes through it",
+    "topics_shards.wire.carriers:_of_choice": "tests/shards/test_methods.py",
+    "topics_shards.wire.carriers": "its layouts; `call of a shard` goes through them",
     "topics_cluster.etcd": _TRUSTED,
     "topics_cluster.identity": _TRUSTED,
     "topics_net.sliced_protocol": _WIRE,

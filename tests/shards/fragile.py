@@ -196,15 +196,17 @@ class FragileWorld:
             for topic in engine.catalog.each():
                 topics.setdefault(topic.name, []).append((shard, topic))
                 logs |= {log.log_id for log in topic.logs}
-                here = [p for p in range(topic.partition_count) if self.located.shard(topic.name, p) == shard]
+                place, count = Place(shard, self.shards.count), topic.partition_count
+                here = list(place.spread(topic.name, count, topic.placement).numbers)
                 assert [number for number, _ in topic.numbered()] == here, "each log is in its shard, and no other"
             for family in (Family.LOGS, Family.BLOCKS, Family.CEILINGS, Family.GAPS, Family.DELETES):
                 found = {int.from_bytes(key[:8], "big") for key, _ in store.scan(family, b"", b"\xff" * 40)}
                 assert found <= logs, f"shard {shard} has {family.name} of a topic that is gone"
         for name, found in topics.items():
             homes = [(shard, topic) for shard, topic in found if not topic.is_part]
-            assert [shard for shard, _ in homes] == [self.located.home(name)], f'"{name}" has its home, and only one'
-            home = homes[0][1]
+            assert len(homes) == 1, f'"{name}" has one home'
+            at, home = homes[0]
+            assert Place(at, self.shards.count).is_home(name, home.placement)
             for shard, part in found:
                 if part.is_part:
                     assert part.identity == home.identity, f'"{name}" is another topic in shard {shard}'

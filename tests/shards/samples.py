@@ -19,6 +19,7 @@ from topics_service.engine.queue.jobs import Job, JobView
 from topics_service.storage import block as columnar
 from topics_service.storage import kafkablock
 from topics_service.storage.block import Block, StoredBlock
+from topics_service.storage.joined import Joined
 from topics_service.storage.recordbatch import headers
 
 TEXTS = ("", "a", "topic:1", "ü", "x" * 300)
@@ -140,7 +141,7 @@ class Samples:
         return JobView(block=block, position=self.rng.randrange(block.count), **rest)
 
     def batch(self, _: object) -> Batch:
-        count = self.rng.randrange(1, 5)
+        count = self.rng.choice((1, 2, 8, 9, 40))
         kind: Any = self.rng.choice((bytes, Raw, memoryview))
         column = self.rng.choice((None, [self.rng.choice((None, b"", b"tag")) for _ in range(count)]))
         return Batch([kind(self.scalar(bytes)) for _ in range(count)], column, column, None, None)
@@ -170,7 +171,7 @@ def seen(value: Any) -> Any:
         return value.reason, value.message, value.detail, value.retry_after_ms
     if isinstance(value, Struct):
         return type(value), [seen(each) for each in msgspec.structs.astuple(value)]
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | Joined):
         return [seen(each) for each in value]
     if isinstance(value, dict):
         return {name: seen(each) for name, each in value.items()}

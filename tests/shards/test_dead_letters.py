@@ -86,7 +86,8 @@ async def test_a_lease_that_ends() -> None:
     async with open_world() as world:
         await world.append(q, b"1", config=queue(d))
         await world.api.queues.claim(ClaimRequest(topic=q, node="w", lease_ms=100))
-        await until(lambda: world.engine_of(d).has_topic(d) and counters(world, q).dead_lettered)
+        await until(lambda: counters(world, q).dead_lettered)
+        await until(lambda: not outbox(world))
         assert await world.read(d) == [b"1"]
 
 
@@ -115,6 +116,7 @@ async def test_a_topic_that_may_not_be_made() -> None:
         assert not world.engine_of(d).has_topic(d)
         await world.append(d, b"of its own")
         await until(lambda: counters(world, q).dead_lettered == 1)
+        await until(lambda: not outbox(world))
         assert await world.read(d) == [b"of its own", b"1"]
 
 
@@ -127,6 +129,7 @@ async def test_a_shard_that_is_away() -> None:
         assert counters(world, q).ready == 1
         world.begin(1)
         await until(lambda: counters(world, q).dead_lettered == 1)
+        await until(lambda: not outbox(world))
         assert await world.read(d) == [b"1"]
 
 

@@ -199,12 +199,13 @@ async def test_produce_without_answers_is_written_and_refusals_close_the_connect
     assert kafka.first.context.closing
 
 
-async def test_batches_of_one_connection_keep_their_order(kafka: KafkaWorld) -> None:
-    assert await create(kafka.first, "order", partitions=3) == 0
+@pytest.mark.parametrize("acks", [-1, 0])
+async def test_batches_of_one_connection_keep_their_order(kafka: KafkaWorld, acks: int) -> None:
+    assert await create(kafka.second, "order", partitions=3) == 0
     bodies = [
         {
             "transactional_id": None,
-            "acks": -1,
+            "acks": acks,
             "timeout": 1000,
             "topic_data": [
                 {
@@ -219,12 +220,12 @@ async def test_batches_of_one_connection_keep_their_order(kafka: KafkaWorld) -> 
     def pipeline() -> None:
         with Wire(kafka.first.port) as wire:
             sent = [wire.send(ApiKey.PRODUCE, 12, body) for body in bodies]
-            for correlation in sent:
+            for correlation in sent if acks else ():
                 answer = wire.receive(ApiKey.PRODUCE, 12, correlation)
                 assert {each["error_code"] for each in answer["responses"][0]["partition_responses"]} == {0}
 
     await asyncio.to_thread(pipeline)
-    found = await fetch(kafka.second, "order", dict.fromkeys(range(3), 0))
+    found = await fetch(kafka.second, "order", dict.fromkeys(range(3), 0), max_wait=5000, min_bytes=3 * 50 * 68)
     for number in range(3):
         assert values(found[number]) == [b"%d" % turn for turn in range(50)]
 

@@ -203,3 +203,22 @@ async def test_changes_at_the_same_time() -> None:
         for engine in world.engines:
             topic = engine.catalog.topics["t"]
             assert (topic.partition_count, topic.config.cap_records) == (7, 29)
+
+
+async def test_a_placed_topic_is_still_found_after_a_call_that_its_shard_did_not_answer() -> None:
+    """Its name leads there as before: the call that failed did not reserve it first."""
+    async with fragile_shards() as world:
+        call = world.api.put_topic
+        name = next(f"p{n}" for n in range(99) if home_of(f"p{n}", 3) != home_of("g", 3))
+        for _ in range(2):
+            reply = await call(name, ConfigInput(), principal=UNRESTRICTED, placement="g")
+            world.shards.away.add(home_of("g", 3))
+            with pytest.raises(TopicsError) as error:
+                await call(name, ConfigInput(), principal=UNRESTRICTED, placement="g")
+            assert error.value.reason is Reason.NOT_READY
+            await world.settle()
+            world.located.forget(name)
+            assert (await world.api.get_topic(name)).identity == reply.identity
+        with pytest.raises(TopicsError):
+            await call("another", ConfigInput(type="queue"), principal=UNRESTRICTED, placement="g", partition_count=2)
+        assert await world.located.find("another") is None, "a topic that was refused leaves no reservation"

@@ -16,7 +16,8 @@ from topics_shards.shards import LostCallError
 
 SHARDS: Final = 3
 MOST: Final = 7
-NAMES: Final = ("t", "u")
+PLACEMENTS: Final = {"t": "", "placed": "a"}
+NAMES: Final = tuple(PLACEMENTS)
 
 PARTITION: Final = st.integers(0, MOST)
 SHARD: Final = st.integers(0, SHARDS - 1)
@@ -112,7 +113,14 @@ class Run:
         config = ConfigInput(durability="fsync", cap_records=cap)
         call = self.world.api.put_topic
         done, reply = await self.attempt(
-            model, lambda: call(model.name, config, principal=UNRESTRICTED, partition_count=count)
+            model,
+            lambda: call(
+                model.name,
+                config,
+                principal=UNRESTRICTED,
+                partition_count=count,
+                placement=PLACEMENTS[model.name],
+            ),
         )
         if not done:
             return

@@ -10,15 +10,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from corruption.repairs import repaired
 from shards.lives import World, names, open_world
 
+from support.audit import audit
 from support.waiting import until
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DeleteRequest, DiffRequest, TagMatch
-from topics_service.engine.placement import home_of
+from topics_service.engine.placement import Place, home_of
 from topics_service.engine.router.places import RouterPlace
 from topics_service.engine.router.router import (
     Guarantee,
@@ -283,6 +285,22 @@ async def test_a_source_that_is_put_back_is_followed_from_there(guarantee: str) 
         await until(lambda: all(each.log.view.head == 2 for each in world.engine(1).routers.foreign))
         await world.append(a, b"5", b"6", b"7")
         assert await world.read(b) == await world.read(c) == [b"1", b"2", b"3", b"4", b"5", b"6", b"7"]
+
+
+async def test_verification_and_repair_know_routers_of_other_shards() -> None:
+    a, b = names(3, 0, 1)
+    async with open_world() as world:
+        await world.append(a, b"1", b"2")
+        await put(world, "r", a, b, backfill=True, guarantee="exactly_once")
+        assert await world.read(b) == [b"1", b"2"]
+        stores, homes = world.stores, {1, home_of("r", 3)}
+    for number in homes:
+        assert audit(stores[number]) == []
+        engine = Engine(repaired(stores[number]).store, SystemClock(), place=Place(number, 3))
+        router = engine.routers.find("r")
+        assert (router is not None) == (number == 1)
+        assert router is None or (router.cursor, router.foreign is not None) == (2, True)
+        assert (engine.routers.places.find("r") is not None) == (number == home_of("r", 3))
 
 
 async def test_places_of_routers_that_are_gone_are_swept() -> None:

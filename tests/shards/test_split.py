@@ -1,22 +1,22 @@
 """A data directory that is split into shards: everything is there afterwards, and nothing of another shard."""
 
+import asyncio
 import json
-import os
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from support.server import TOPICS
 from topics_cli import main
 from topics_server.processes.serving import ShardedServer
 from topics_server.server import Server
 from topics_server.settings import Settings
 from topics_server.split import SplitError, split
 from topics_server.verify import verify
-from topics_service.storage import checkpoint, shardfiles
-from topics_service.storage.rocks import RocksStore
+from topics_service.storage import shardfiles
 
 SHARDS = 4
 NAMES = [f"orders-{number}" for number in range(9)]
@@ -24,6 +24,24 @@ NAMES = [f"orders-{number}" for number in range(9)]
 
 def settings(path: Path, processes: int = 0) -> Settings:
     return Settings(data_dir=str(path), port=0, grpc_port=0, drain_seconds=1, processes=processes)
+
+
+_CHANGING = ("performance", "took", "last_read_ts", "effective_priority")
+KILLED = """
+import os, sys
+from pathlib import Path
+from topics_server.split import split
+from topics_service.storage import checkpoint
+create, made = checkpoint.create, []
+def die(store, path):
+    if len(made) == 2:
+        os._exit(9)
+    made.append(path)
+    create(store, path)
+checkpoint.create = die
+split(Path(sys.argv[1]), 4)
+"""
+"""A split that dies at the third shard."""
 
 
 class Api:
@@ -37,7 +55,7 @@ class Api:
         """The reply, without what differs each time."""
         reply = await self._http.request(method, f"{self._base}{path}", json=body)
         assert reply.status_code < 300, (path, reply.text)
-        return {name: value for name, value in reply.json().items() if name not in ("performance", "took")}
+        return {name: value for name, value in reply.json().items() if name not in _CHANGING}
 
     async def fill(self) -> None:
         """Make some of everything."""
@@ -92,10 +110,10 @@ async def test_everything_is_there_after_a_split(filled: tuple[Path, dict[str, A
     report = split(path, SHARDS)
     assert sum(report.topics) == len(before["list"]["topics"])
     assert all(report.topics)
-    for each in shardfiles.directories(path):
-        problems: list[Any] = []
-        verify(each, problems.append, deep=True)
-        assert not problems
+    problems: list[Any] = []
+    found = verify(path, problems.append, deep=True)
+    assert not problems
+    assert found.topics >= len(before["list"]["topics"])
     async with httpx.AsyncClient() as http:
         async with ShardedServer(settings(path, 1)) as server:
             api = Api(http, server.http_port)
@@ -117,34 +135,15 @@ async def test_everything_is_there_after_a_split(filled: tuple[Path, dict[str, A
 
 
 async def test_a_split_that_is_killed_leaves_the_directory_as_it_was(
-    filled: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    filled: tuple[Path, dict[str, Any]],
 ) -> None:
     path, before = filled
-    made = []
-    create = checkpoint.create
-
-    def die(store: RocksStore, place: Path) -> None:
-        if len(made) == 2:
-            os._exit(9)
-        made.append(place)
-        create(store, place)
-
-    monkeypatch.setattr(checkpoint, "create", die)
-    assert _code_of(lambda: split(path, SHARDS)) == 9
-    monkeypatch.undo()
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, str(path))
+    assert await process.wait() == 9
     assert shardfiles.count_of(path) is None
     async with httpx.AsyncClient() as http, Server(settings(path)) as server:
         assert await Api(http, server.http_port).content() == before
     assert sum(split(path, SHARDS).topics) == len(before["list"]["topics"])
-
-
-def _code_of(run: Callable[[], object]) -> int:
-    """The exit code of a process that runs it."""
-    child = os.fork()
-    if not child:
-        run()
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 async def test_the_command_says_what_it_did_and_what_it_refuses(
@@ -163,3 +162,22 @@ async def test_the_command_says_what_it_did_and_what_it_refuses(
     assert main(["split", "--data-dir", str(path)]) == 1
     assert "has 3 shards already, and their number is fixed" in capsys.readouterr().err
     assert main(["split", "--data-dir", str(path), "--shards", "65"]) == 2
+
+
+async def test_what_is_not_for_shards_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "data"
+    async with ShardedServer(settings(path, 1)) as server:
+        command = [str(TOPICS), "backup", "create", "--server", f"127.0.0.1:{server.grpc_port}", "--to", str(tmp_path)]
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        _, error = await process.communicate()
+        assert process.returncode != 0
+        assert b"this server makes no checkpoints" in error
+    assert main(["backup", "create", "--data-dir", str(path), "--to", str(tmp_path / "backups")]) != 0
+    assert "has shards, of which there are no backups yet" in capsys.readouterr().err
+    assert main(["repair", "--data-dir", str(path)]) == 1
+    assert "has shards: repair each that is damaged" in capsys.readouterr().err
+    assert main(["verify", "--data-dir", str(path)]) == 0
+    (path / "shards" / "3" / "CURRENT").unlink()
+    capsys.readouterr()
+    assert main(["verify", "--data-dir", str(path)]) == 1
+    assert "shard 3: " in capsys.readouterr().out

@@ -1,11 +1,19 @@
 """Calls at the home of a name whose topic lies in the shard of its placement group."""
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.redirects import Redirect
+
+_UNCERTAIN: Final = (Reason.TOPIC_EXISTS_INCOMPATIBLE, Reason.ALREADY_EXISTS, Reason.INTERNAL)
+
+
+def is_unmade(token: int, error: TopicsError) -> bool:
+    """Return whether there certainly is no topic after this error of the one that reserved its name with this token:
+    the first one did, and the topic was refused."""
+    return token == 1 and error.reason not in _UNCERTAIN and not error.reason.value.retryable
 
 
 class Placements(Protocol):

@@ -37,6 +37,7 @@ from msgspec import Raw
 from xxhash import xxh3_64
 
 from topics_service.storage import sections, varbinary
+from topics_service.storage.joined import Joined
 from topics_service.storage.recordbatch.header import Buffer
 from topics_service.storage.sections import DamagedSectionError, Packed
 from topics_service.storage.varbinary import Column, Texts, VarBinary, lengths
@@ -398,7 +399,8 @@ def build(
 ) -> Block:
     """The block of one append: all records share `ts`. Give the lengths of the datas as `sizes` if you know them."""
     ends = array("I", accumulate(map(len, datas) if sizes is None else sizes))
-    return Block(log_id, base_seq, ((len(ends), ts),), ends, b"".join(datas), tags, nodes, metas, kinds, cum_bytes)
+    data = datas.data if type(datas) is Joined else b"".join(datas)
+    return Block(log_id, base_seq, ((len(ends), ts),), ends, data, tags, nodes, metas, kinds, cum_bytes)
 
 
 def merge(blocks: Sequence[Block]) -> Block:

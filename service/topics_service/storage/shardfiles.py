@@ -48,6 +48,18 @@ def directory(path: Path, shard: int) -> Path:
     return path / "shards" / str(shard)
 
 
+def place_of(path: Path) -> tuple[int, int] | None:
+    """The number of the shard whose database is in this directory, and how many there are; None for any other one.
+
+    Raises StoreOpenError for a damaged file.
+    """
+    shard = path.resolve()
+    if shard.parent.name != "shards" or not shard.name.isdecimal():
+        return None
+    count = count_of(shard.parent.parent)
+    return None if count is None or int(shard.name) >= count else (int(shard.name), count)
+
+
 def directories(path: Path) -> list[Path]:
     """The directories of all shards of a data directory that has some. Raises StoreOpenError."""
     return [directory(path, shard) for shard in range(count_of(path) or 0)]

@@ -5,6 +5,7 @@ columns, callers as bytes that are made once for each, errors by their reason.
 """
 
 import types
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -33,6 +34,7 @@ from topics_service.engine.batches import FetchPart
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import Batch, Slice
 from topics_service.engine.queue.jobs import Job, JobView
+from topics_service.storage.joined import Joined
 from topics_shards.wire.pieces import Packing, Pieces
 
 T = TypeVar("T", bound=Struct)
@@ -40,7 +42,7 @@ T = TypeVar("T", bound=Struct)
 _DECIMAL: Final = 1  # the number of MessagePack's extension
 _SCALARS: Final = (type(None), bool, int, float, str, bytes)
 _PLAIN: Final = frozenset(_SCALARS)
-_BYTES: Final = {bytes}
+_FEW: Final = 8  # records
 _MAX_CALLERS: Final = 1024
 _MAX_DEPTH: Final = 64  # of values without a type
 
@@ -160,9 +162,11 @@ def unpack_error(form: ErrorForm, _: Pieces | None = None) -> TopicsError:
 
 
 class BatchForm(Struct, array_like=True):
-    """A batch on the way. `datas` are bytes: JSON as it was sent would be taken for MessagePack."""
+    """A batch on the way. Of a few records `datas` are bytes: JSON as it was sent would be taken for MessagePack. Of
+    many they are one piece, and `sizes` are there."""
 
     datas: list[bytes]
+    sizes: bytes
     tags: list[bytes | None] | None = None
     nodes: list[bytes | None] | None = None
     metas: list[bytes | None] | None = None
@@ -171,13 +175,18 @@ class BatchForm(Struct, array_like=True):
 
 def _pack_batch(batch: Batch, _: Packing) -> BatchForm:
     datas: Any = batch.datas
-    if set(map(type, datas)) != _BYTES or type(datas) is not list:
-        datas = list(map(bytes, datas))
-    return BatchForm(datas, batch.tags, batch.nodes, batch.metas, batch.kinds)
+    if len(datas) <= _FEW:
+        return BatchForm(list(map(bytes, datas)), b"", batch.tags, batch.nodes, batch.metas, batch.kinds)
+    joined = datas.data if type(datas) is Joined else b"".join(datas)
+    sizes = array("Q", batch.sizes).tobytes()
+    return BatchForm([joined], sizes, batch.tags, batch.nodes, batch.metas, batch.kinds)
 
 
 def _unpack_batch(form: BatchForm, _: Pieces) -> Batch:
-    return Batch(form.datas, form.tags, form.nodes, form.metas, form.kinds)
+    if not form.sizes:
+        return Batch(form.datas, form.tags, form.nodes, form.metas, form.kinds)
+    sizes = array("Q", form.sizes).tolist()
+    return Batch(Joined(b"".join(form.datas), sizes), form.tags, form.nodes, form.metas, form.kinds, sizes)
 
 
 def _pack_slice(part: Slice, packing: Packing) -> list[object]:

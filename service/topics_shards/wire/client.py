@@ -27,7 +27,7 @@ from topics_shards.wire.framing import (
     FramingError,
     Hello,
 )
-from topics_shards.wire.methods import RemoteMethod
+from topics_shards.wire.methods import DECODE_ERRORS, RemoteMethod
 
 log: Final = logging.getLogger("topics.shards")
 
@@ -171,7 +171,7 @@ class ClientConnection(FrameProtocol):
                 done.set_result(END_OF_STREAM)
             else:
                 done.set_exception(NotHereError())
-        except (msgspec.DecodeError, ValueError) as error:
+        except DECODE_ERRORS as error:
             done.set_exception(GoneError())
             raise FramingError(f"the answer of {outgoing.method.name}: {error}") from None
 

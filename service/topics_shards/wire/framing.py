@@ -40,6 +40,7 @@ HIGH_WATER: Final = 1 << 20
 """Unsent bytes from which on callers, or results, wait."""
 _SCRATCH_BYTES: Final = 256 << 10
 _JOINED_BYTES: Final = 64 << 10
+_LARGE_BYTES: Final = 16 << 10  # of a body that is read into memory of its own, unless it comes at once
 
 
 class Hello(Struct, array_like=True):
@@ -156,7 +157,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
                 raise FramingError(f"a frame of {size} bytes")
             start = at + HEAD.size
             if end - start < size:
-                if size > _SCRATCH_BYTES:
+                if size > _LARGE_BYTES:
                     self._body, self._got, self._head = bytearray(size), end - start, (kind, call)
                     self._body[: self._got] = data[start:]
                     at = end

@@ -12,6 +12,8 @@ from topics_shards.wire.carriers import Carrier, UncarriableError, carrier_of, r
 from topics_shards.wire.origin import OriginForm
 from topics_shards.wire.pieces import Packing, Piece, Pieces
 
+DECODE_ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
+"""The errors of bytes that are no call, or no result."""
 _encode: Final = msgspec.msgpack.Encoder().encode
 _NO_PIECES: Final = Pieces(())
 
@@ -83,7 +85,7 @@ class RemoteMethod:
         return _encode([origin, *values, pieces] if pieces else [origin, *values])
 
     def decode_call(self, body: bytes | memoryview) -> Call:
-        """Raises msgspec.DecodeError or ValueError for bytes that are no call of it."""
+        """Raises DECODE_ERRORS for bytes that are no call of it."""
         origin, *values, sent = astuple(self._decode_call(body))
         if self._unpacks:
             pieces = Pieces(sent) if sent else _NO_PIECES
@@ -103,7 +105,7 @@ class RemoteMethod:
         return _encode((form, pieces) if pieces else (form,))
 
     def decode_result(self, body: bytes | memoryview) -> Any:
-        """Raises msgspec.DecodeError or ValueError for bytes that are no result of it."""
+        """Raises DECODE_ERRORS for bytes that are no result of it."""
         found = self._decode_result(body)
         unpack = self._result.unpack
         if unpack is None:

@@ -33,7 +33,7 @@ from topics_shards.wire.framing import (
     FramingError,
     Hello,
 )
-from topics_shards.wire.methods import RemoteMethod
+from topics_shards.wire.methods import DECODE_ERRORS, RemoteMethod
 from topics_shards.wire.origin import enter
 
 log: Final = logging.getLogger("topics.shards")
@@ -149,7 +149,7 @@ class ServerConnection(FrameProtocol):
         try:
             decoded = method.decode_call(body[CALL.size :])
             context.run(enter, decoded.origin)
-        except (msgspec.DecodeError, ValueError) as error:
+        except DECODE_ERRORS as error:
             log.error("a call of %s from %s can't be read: %s", method.name, self.peer, error)
             self.send(FAILED, call, encode_error(TopicsError(Reason.INTERNAL, "internal error"), method.name))
             return

@@ -3,7 +3,7 @@
 from typing import Final
 
 from fuzz.target import Target
-from fuzz.targets import clients, cluster, operators, protocols, rows, sql, storage, tables
+from fuzz.targets import clients, cluster, operators, protocols, rows, shards, sql, storage, tables
 
 TARGETS: Final[tuple[Target, ...]] = (
     *storage.TARGETS,
@@ -14,4 +14,5 @@ TARGETS: Final[tuple[Target, ...]] = (
     *operators.TARGETS,
     *clients.TARGETS,
     *cluster.TARGETS,
+    *shards.TARGETS,
 )

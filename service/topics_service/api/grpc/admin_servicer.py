@@ -113,7 +113,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
 
     def _own_checkpoints(self) -> Checkpoints:
         if self._checkpoints is None:
-            raise TopicsError(Reason.NOT_READY, "this server makes no checkpoints")
+            raise invalid("this server makes no checkpoints: it can be stopped, and its data directory copied")
         return self._checkpoints
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Context) -> pb.GetClusterResponse:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from topics_service.api.placements import Placements
+from topics_service.api.placements import Placements, is_unmade
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables import plans
 from topics_service.engine.tables.errors import sql_error
@@ -41,7 +41,7 @@ async def _reserved(placements: Placements, action: plans.CreateTopic) -> AsyncI
     try:
         yield
     except TopicsError as error:
-        if token and error.reason is not Reason.ALREADY_EXISTS:
+        if is_unmade(token, error):
             await placements.release(name, token)
         raise
 

@@ -1,11 +1,13 @@
 """The catalog and the states of logs, as far as readable, and substitutes for the rest."""
 
 from contextlib import suppress
+from itertools import count
 
 from topics_service.engine import lives, names, snapshot
 from topics_service.engine.deletes import CHUNK_BITS, Chunk, Deletes, decode_chunk
 from topics_service.engine.lives import Ceiling, Lives, decode_ceiling
 from topics_service.engine.model import TopicConfig
+from topics_service.engine.placement import SINGLE, Place
 from topics_service.engine.repair.actions import Rows, log_of
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.tables.catalog import NEXT_TABLE
@@ -45,7 +47,7 @@ class Ledger:
         self.last_table = max(self.last_table, number)
 
 
-def topics(rows: Rows) -> Ledger:
+def topics(rows: Rows, place: Place = SINGLE) -> Ledger:
     """Save the catalog rows, and read the states."""
     ledger = Ledger()
     found: dict[str, TopicRow] = {}
@@ -71,7 +73,7 @@ def topics(rows: Rows) -> Ledger:
         rows.put(Family.TOPICS, key, value)
     for hole in rows.holes[Family.TOPICS]:
         rows.report("lost", f"catalog rows of topics can't be read: {hole.why}")
-    _states(rows, ledger)
+    _states(rows, ledger, place)
     with suppress(*DECODING):
         ledger.lives = lives.read(rows.source)
     for key, value in rows.family(Family.CEILINGS):
@@ -88,14 +90,14 @@ def topics(rows: Rows) -> Ledger:
     return ledger
 
 
-def _states(rows: Rows, ledger: Ledger) -> None:
+def _states(rows: Rows, ledger: Ledger, place: Place) -> None:
     for key, value in rows.family(Family.LOGS):
         ledger.see(log_of(key))
         try:
             s = snapshot.decode(value)
         except DECODING:
             continue
-        part = ledger.parts.get(log_of(key)) or _adopted(rows, ledger, log_of(key))
+        part = ledger.parts.get(log_of(key)) or _adopted(rows, ledger, log_of(key), place)
         part.s = s
     for log_id, part in ledger.parts.items():
         if part.s is None:
@@ -105,9 +107,11 @@ def _states(rows: Rows, ledger: Ledger) -> None:
             rows.report("derived", text, part)
 
 
-def _adopted(rows: Rows, ledger: Ledger, log_id: int) -> Part:
-    """A new topic for a log whose catalog row is lost, so that its records can be read."""
+def _adopted(rows: Rows, ledger: Ledger, log_id: int, place: Place) -> Part:
+    """A new topic for a log whose catalog row is lost, so that its records can be read; its home is this shard."""
     name = f"recovered:log-{log_id}"
+    if not place.is_home(name):
+        name = next(other for number in count(1) if place.is_home(other := f"{name}-{number}"))
     with suppress(*DECODING):
         ledger.last_topic = max(
             ledger.last_topic, keys.read_u64(rows.source.get(Family.META, b"next_topic") or b"") - 1

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from topics_service.engine.lives import Ceiling
+from topics_service.engine.placement import SINGLE, Place
 from topics_service.engine.repair import auxiliary, catalog, references, tables
 from topics_service.engine.repair.actions import Action, Rows, Sink, Uncertain
 from topics_service.engine.repair.catalog import Ledger
@@ -40,8 +41,11 @@ class Salvage:
         *,
         end: Uncertain | None = None,
         bring_back: bool = False,
+        place: Place = SINGLE,
     ) -> None:
-        """`report` is called with each change. `bring_back` keeps records that may have been deleted."""
+        """`report` is called with each change. `bring_back` keeps records that may have been deleted; `place` is the
+        shard of the store, if it is one of several."""
+        self._place = place
         self._rows = Rows(source, sink, report)
         self._end = end or Uncertain()
         self._bring_back = bring_back
@@ -49,7 +53,7 @@ class Salvage:
     def run(self) -> Saved:
         """Do it. Blocks, for as long as the disk takes."""
         rows = self._rows
-        ledger = catalog.topics(rows)
+        ledger = catalog.topics(rows, self._place)
         lost = catalog.gaps_and_deletes(rows, ledger, bring_back=self._bring_back)
         known = auxiliary.highest_seqs(rows, ledger) if ledger.derived or self._end.jump else {}
         for log_id, ceiling in ledger.ceilings.items():

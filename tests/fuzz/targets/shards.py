@@ -1,0 +1,144 @@
+"""Decoders of what processes that hold shards say to each other."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fuzz.target import Target
+from shards.samples import Samples
+
+from topics_service.api.access.auth import UNRESTRICTED
+from topics_service.api.queues import QueuesApi
+from topics_service.api.sql.executor import SqlApi
+from topics_service.api.sql.requests import SqlReply, SqlRequest
+from topics_service.api.topics import TopicsApi
+from topics_service.engine.batches import FetchReply
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.membership.members import GroupError, RefusedError
+from topics_service.engine.model import AppendRequest, Batch, DiffReply
+from topics_service.engine.producers import SequenceError
+from topics_service.engine.queue.jobs import ClaimReply
+from topics_service.engine.redirects import ElsewhereError, Redirect
+from topics_shards.wire import methods
+from topics_shards.wire.carriers import CALLERS
+from topics_shards.wire.errors import decode_error, encode_error
+from topics_shards.wire.framing import HEAD, FrameProtocol, FramingError
+from topics_shards.wire.methods import DECODE_ERRORS, RemoteMethod
+from topics_shards.wire.origin import OriginForm
+
+
+class _Fetches:
+    async def fetch(self) -> FetchReply: ...  # type: ignore[empty-body]
+
+
+_ORIGIN = OriginForm("http", "id", "1.2.3.4:5", CALLERS.pack(UNRESTRICTED))
+_APPEND, _SQL, _DIFF, _CLAIM, _FETCH = (
+    RemoteMethod(method, is_read=False)
+    for method in (TopicsApi.append, SqlApi.execute, TopicsApi.diff, QueuesApi.claim, _Fetches.fetch)
+)
+
+
+def _calls() -> list[bytes]:
+    few, many = Batch([b"1", b"22"], tags=[b"t", None]), Batch([b"%d" % i for i in range(20)])
+    return [
+        _APPEND.encode_call(_ORIGIN, (AppendRequest(topic="t", batch=batch),), {"principal": UNRESTRICTED})
+        for batch in (few, many)
+    ]
+
+
+def _results(method: RemoteMethod, hint: Any) -> list[bytes]:
+    return [method.encode_result(Samples(seed).of(hint)) for seed in (1, 5, 9)]
+
+
+def _errors() -> list[bytes]:
+    errors = [
+        TopicsError(Reason.THROTTLED, "text", {"a": [1]}),
+        SequenceError("stale_epoch", "text"),
+        RefusedError(GroupError.FENCED_INSTANCE_ID, "text"),
+        ElsewhereError("t", Redirect(1, "g", 3)),
+    ]
+    return [encode_error(error, "a call") for error in errors]
+
+
+class _Frames(FrameProtocol):
+    """Takes frames of at most a kilobyte and a half."""
+
+    def __init__(self) -> None:
+        super().__init__(bytearray(1024), max_frame=1500)
+        self.transport = self
+        self.taken: list[tuple[int, int, bytes]] = []
+
+    def take(self, kind: int, call: int, body: memoryview) -> None:
+        self.taken.append((kind, call, bytes(body)))
+
+    def lost(self) -> None:
+        """See FrameProtocol."""
+
+    def cut_off(self, why: str) -> None:
+        raise FramingError(why)
+
+
+def _frames(data: bytes) -> list[tuple[int, int, bytes]]:
+    """The frames of the data, which comes in pieces of many sizes."""
+    protocol, at, size = _Frames(), 0, 1
+    while at < len(data):
+        buffer = protocol.get_buffer(-1)
+        size = min(size * 3 % 1021 + 1, len(buffer), len(data) - at)
+        buffer[:size] = data[at : at + size]
+        protocol.buffer_updated(size)
+        at += size
+    return protocol.taken
+
+
+def _joined(frames: list[tuple[int, int, bytes]]) -> bytes:
+    return b"".join(HEAD.pack(len(body), kind, call) + body for kind, call, body in frames)
+
+
+def _target(name: str, decode: Callable[[bytes], Any], samples: list[bytes], *covers: str) -> Target:
+    return Target(
+        name=name,
+        decode=decode,
+        samples=samples,
+        errors=DECODE_ERRORS,
+        covers=tuple(f"{methods.__name__.rpartition('.')[0]}.{each}" for each in covers),
+        growth=2000,
+    )
+
+
+TARGETS = (
+    _target(
+        "call of a shard",
+        _APPEND.decode_call,
+        _calls(),
+        "methods:decode_call",
+        "methods:__init__",
+        "carriers:__init__",
+        "carriers:_unpack_batch",
+        "carriers:unpack",
+    ),
+    _target(
+        "SQL for a shard",
+        _SQL.decode_call,
+        [_SQL.encode_call(None, (SqlRequest(sql="SELECT", params=[1, "a", None]),), {"principal": UNRESTRICTED})],
+        "carriers:_of_union",
+    ),
+    _target("rows from a shard", _SQL.decode_result, _results(_SQL, SqlReply), "carriers:unpack_error"),
+    _target(
+        "page from a shard",
+        _DIFF.decode_result,
+        _results(_DIFF, DiffReply),
+        "methods:decode_result",
+        "methods:_decoder",
+        "carriers:_unpack_slice",
+    ),
+    _target("jobs from a shard", _CLAIM.decode_result, _results(_CLAIM, ClaimReply)),
+    _target("batches from a shard", _FETCH.decode_result, _results(_FETCH, FetchReply), "carriers:_unpack_part"),
+    _target("error from a shard", decode_error, _errors(), "errors", "errors:decode_error"),
+    Target(
+        name="frames between processes",
+        decode=_frames,
+        samples=[_joined([(1, 1, b"body"), (2, 2, b""), (3, 3, bytes(1400)), (4, (1 << 32) - 1, b"x" * 700)])],
+        errors=(FramingError,),
+        again=_joined,
+        covers=("topics_shards.wire.framing:_cut",),
+    ),
+)
