@@ -115,7 +115,6 @@ CALLS: Final = (
     WatchApi.unfollow,
     ShardedWatches.open_here,
     ShardedWatches.recall_here,
-    ShardedWatches.remove_sessions_here,
 )
 
 READS: Final = frozenset(

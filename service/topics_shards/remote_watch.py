@@ -32,6 +32,7 @@ log: Final = logging.getLogger("topics.shards")
 
 _FIRST_PAUSE: Final = 0.05  # seconds before it is opened again, doubled each time
 _LONGEST_PAUSE: Final = 2.0
+_OPENING_SECONDS: Final = 1.0
 _NO_TOPIC: Final = "*"
 
 
@@ -83,12 +84,16 @@ class RemoteWatch:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self, epochs: Mapping[str, int] | None, heads: Mapping[str, int] | None) -> None:
-        """Begin. Raises TopicsError and LostCallError; one with `heads` begins as well while the shard is away."""
+        """Begin. Raises TopicsError and LostCallError.
+
+        One with `heads` begins as well while the shard is away, or if it does not answer for a second.
+        """
         feed: AsyncGenerator[FeedItem, None] | None = self._stream(self._request, epochs, heads)
         assert feed is not None, "it is made here"
         try:
-            first = await anext(feed)
-        except (TopicsError, LostCallError) as error:
+            async with asyncio.timeout(None if heads is None else _OPENING_SECONDS):
+                first = await anext(feed)
+        except (TopicsError, LostCallError, TimeoutError) as error:
             if heads is None or (isinstance(error, TopicsError) and not error.reason.value.retryable):
                 raise
             feed = None

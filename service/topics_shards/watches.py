@@ -246,20 +246,8 @@ class ShardedWatches:
         return self._here.connection(principal)
 
     def remove_sessions(self, key_id: str) -> int:
-        """See WatchApi; those of this process."""
+        """See WatchApi; those of this process, since each reads the keys itself."""
         return self._here.remove_sessions(key_id)
-
-    async def remove_all_sessions(self, key_id: str) -> int:
-        """Remove the sessions of an API key in all processes. Those of a process that is gone are gone with it."""
-        others = [process for process in range(self._shards.processes) if self._is_another(process)]
-        counts = await asyncio.gather(
-            *(
-                self._shards.call(self._shards.number_of(process), ShardedWatches.remove_sessions_here, key_id)
-                for process in others
-            ),
-            return_exceptions=True,
-        )
-        return self.remove_sessions(key_id) + sum(count for count in counts if isinstance(count, int))
 
     def lag(self) -> WatchLag:
         """See WatchApi; that of shards elsewhere is as far as they have told."""
@@ -283,10 +271,6 @@ class ShardedWatches:
     async def recall_here(self, token: str, principal: Principal | None) -> dict[str, int] | None:
         """See `recall`."""
         return await self._here.recall(token, principal=principal)
-
-    async def remove_sessions_here(self, key_id: str) -> int:
-        """See `remove_sessions`."""
-        return self.remove_sessions(key_id)
 
     def _is_another(self, process: int) -> bool:
         return process != self._shards.process and process < self._shards.processes

@@ -65,6 +65,20 @@ def test_a_cluster_is_made_once(env: dict[str, str]) -> None:
     assert CLI("cluster", "init", "--cluster", "other", "--json", env=env).row["bytes"] == 0
 
 
+def test_a_cluster_is_made_with_its_number_of_shards(env: dict[str, str], s3: S3) -> None:
+    bucket = s3.store(env["TOPICS_CLUSTER_STORE"])
+    obstore.put(bucket, f"other/s2/log/{1:020}", b"x")
+    store = env["TOPICS_CLUSTER_STORE"] + "new"
+    assert CLI("cluster", "init", "--shards", 3, env=env).out == f"{store} is a cluster with 3 shards\n"
+    assert bytes(obstore.get(bucket, "new/cluster.json").bytes()).startswith(b'{"format":1,"shards":3,')
+    told = CLI("cluster", "init", "--shards", 3, "--cluster", "other", env=env, code=1).err
+    assert told.startswith("topics cluster init: shard 2 is not empty")
+    assert CLI("cluster", "init", "--shards", 2, "--cluster", "other", "--json", env=env).row["shards"] == 2
+    assert "64 shards at most" in CLI("cluster", "init", "--shards", 65, env=env, code=2).err
+    told = CLI("cluster", "init", "--shards", 2, "--from", "/nowhere", "--cluster", "third", env=env, code=2).err
+    assert "--from is for a cluster with one shard" in told
+
+
 def test_a_cluster_is_not_made_over_the_log_of_another(env: dict[str, str], s3: S3) -> None:
     bucket = s3.store(env["TOPICS_CLUSTER_STORE"])
     obstore.put(bucket, f"new/s0/log/{1:020}", b"x")
@@ -141,8 +155,24 @@ def test_nodes_are_shown_and_the_shard_is_moved(cluster: Cluster) -> None:
     assert "no node with the name 'c' lives" in cli("cluster", "move", "c", code=1).err
 
 
+def test_a_node_is_drained_where_there_is_one_shard(cluster: Cluster) -> None:
+    cluster.wait_for_followers(1)
+    owner = cluster.owner()
+    other = next(node for node in cluster.nodes if node is not owner)
+    cli = Cli(other.grpc_target)
+    assert cli("cluster", "drain", owner.name, "--json").row == {"node": owner.name, "drained": True}
+    assert cluster.owner() is other
+    cluster.wait_for_followers(1)  # it follows all the same
+    assert f"the node {owner.name} is drained" in cli("cluster", "move", owner.name, code=1).err
+    assert "no other node can take the shards" in cli("cluster", "drain", other.name, code=1).err
+    assert cli("cluster", "rebalance").out == "each node has its share\n"
+    assert cli("cluster", "undrain", owner.name).out == f"{owner.name} may own shards\n"
+    assert cluster.owner() is other, "nothing asks for another move"
+    assert "no node with the name 'c' lives, or is drained" in cli("cluster", "undrain", "c", code=1).err
+
+
 def test_a_server_that_is_no_node(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server:
         cli = Cli(server.grpc_target)
-        for words in (("status",), ("move", "a")):
+        for words in (("status",), ("move", "a"), ("drain", "a"), ("undrain", "a"), ("rebalance",)):
             assert "invalid_request" in cli("cluster", *words, code=1).err

@@ -22,6 +22,8 @@ class FarShards(Shards):
         self.away: set[int] = set()
         self.silent: set[int] = set()
         """Shards that give only the first item of a stream."""
+        self.stuck: set[int] = set()
+        """Shards that don't even give that."""
         self.items = 0
         self.streams = 0
         self._inner = inner
@@ -57,6 +59,8 @@ class FarShards(Shards):
         self.streams += 1
         lost = asyncio.create_task(broken.wait())
         try:
+            if shard in self.stuck:
+                await lost
             while True:
                 taking = asyncio.ensure_future(anext(items, None))
                 try:

@@ -223,3 +223,58 @@ def test_a_process_that_does_not_start_is_the_end_of_all(tmp_path: Path) -> None
     with pytest.raises(StartFailedError, match="exited with 1") as raised:
         server.start()
     assert "CURRENT is missing" in str(raised.value)
+
+
+def test_users_and_limits_are_those_of_all_processes(tmp_path: Path) -> None:
+    env = {
+        "TOPICS_PROCESSES": 2,
+        "TOPICS_SHARDS": 2,
+        "TOPICS_SQL_USERS": "root:secret:system",
+        "TOPICS_API_KEYS": "busy",
+        "TOPICS_MAX_INFLIGHT_PER_KEY": 3,
+        "TOPICS_AUDIT_LOG": tmp_path / "audit.jsonl",
+        "TOPICS_DRAIN_SECONDS": 5,
+    }
+    with ServerProcess(tmp_path / "server", env=env) as server:
+
+        def sql(text: str) -> None:
+            with httpx.Client(auth=("root", "secret")) as http:
+                reply = http.post(f"{server.base}/api/sql", json={"sql": text})
+                assert reply.json()["status"] == "success", reply.text
+
+        def statuses(password: str) -> set[int]:
+            found = set()
+            for _ in range(16):
+                with httpx.Client(auth=("ann", password)) as http:
+                    found.add(http.get(f"{server.base}/v0/topics").status_code)
+            return found
+
+        assert statuses("first") == {401}
+        sql("CREATE USER 'ann' WITH PASSWORD 'first' ROLE service")
+        assert statuses("first") == {200}
+        sql("ALTER USER 'ann' SET PASSWORD 'second'")
+        assert statuses("second") == {200}
+        assert 200 not in statuses("first"), "the password before"
+        sql("DROP USER 'ann'")
+        assert 200 not in statuses("second"), "the user is gone"
+
+        key = {"authorization": "Bearer busy"}
+        httpx.post(f"{server.base}/v0/topics/a", json={"records": [{"data": 1}]}, headers=key)
+
+        def wait(_: int) -> int:
+            body = {"from_seq": 1, "wait_ms": 3000}
+            with httpx.Client(timeout=30) as http:
+                return http.post(f"{server.base}/v0/topics/a/diff", json=body, headers=key).status_code
+
+        with ThreadPoolExecutor(12) as pool:
+            counts = Counter(pool.map(wait, range(12)))
+        assert counts[200] in (3, 4), "two processes may both grant what is left"
+        assert counts[429] == 12 - counts[200]
+        (tmp_path / "audit.jsonl").rename(tmp_path / "audit.1")
+        os.kill(server.pid, signal.SIGHUP)
+        poll(lambda: (tmp_path / "audit.jsonl").exists(), 10, "the new audit log")
+        users = [json.loads(line)["action"] for line in (tmp_path / "audit.1").read_text().splitlines()]
+        assert users.count("sql.user") == 3
+        sql("CREATE USER 'bob' WITH PASSWORD 'third' ROLE user")
+        poll(lambda: "sql.user" in (tmp_path / "audit.jsonl").read_text(), 10, "an entry")
+        assert server.stop() == 0

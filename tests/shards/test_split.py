@@ -71,6 +71,9 @@ class Api:
             await self.call("PUT", f"/v0/routers/r-{at}", {"source": name, "dest": f"copies-{at}"})
             await self.call("POST", f"/v0/topics/{name}", {"records": [{"data": "routed"}]})
             await self.call("GET", f"/v0/routers/r-{at}")
+        for group in ("billing", "search", "audit"):
+            positions = [{"topic": name, "from_seq": 5 + at} for at, name in enumerate(NAMES)]
+            await self.call("POST", f"/v0/groups/{group}/commit", {"positions": positions})
         await self.call("PUT", "/v0/topics/jobs", {"type": "queue", "leases_durable": True})
         await self.call("POST", "/v0/topics/jobs", {"records": [{"data": n} for n in range(5)]})
         await self.call("POST", "/v0/topics/jobs/claim", {"node": "w", "max": 2, "lease_ms": 600_000})
@@ -89,6 +92,8 @@ class Api:
                 page = await self.call("POST", f"/v0/topics/{name}/diff", body)
                 found[f"{name} from {from_seq}"] = page
         found["table"] = await self.call("POST", "/api/sql", {"sql": "SELECT * FROM t ORDER BY id"})
+        for group in ("billing", "search", "audit"):
+            found[f"positions of {group}"] = await self.call("GET", f"/v0/groups/{group}/positions")
         for state in ("ready", "in_flight"):
             found[state] = await self.call("GET", f"/v0/topics/jobs/jobs?state={state}")
         return found
@@ -127,6 +132,10 @@ async def test_everything_is_there_after_a_split(filled: tuple[Path, dict[str, A
                 await api.call("GET", f"/v0/routers/r-{at}")
                 copies = await api.call("POST", f"/v0/topics/copies-{at}/diff", {"from_seq": 0})
                 assert [record["data"] for record in copies["records"]] == ["routed", "after"]
+            page = await api.call("POST", "/v0/groups/search/consume", {"topic": NAMES[2]})
+            assert page["records"][0]["$seq"] == 8
+            body = {"topic": NAMES[2], "from_seq": 20}
+            await api.call("POST", "/v0/groups/search/commit", body)
             await api.call("POST", "/api/sql", {"sql": "INSERT INTO t VALUES (3, 'c')"})
             made = await api.call("PUT", "/v0/topics/new", {})
             assert made["created"] is True

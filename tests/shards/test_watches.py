@@ -415,7 +415,8 @@ async def test_refusals_of_another_process() -> None:
             assert await reason(f"wid_{new_id(16, process)}") is Reason.NOT_FOUND
         for wid in ("wid_", "wid_" + 22 * "x", session.wid + "x", session.wid[:-1], "x"):
             assert await reason(wid) is Reason.NOT_FOUND
-        assert await first.api.watches.remove_all_sessions("one") == 1
+        assert first.api.watches.remove_sessions("one") == 0
+        assert second.api.watches.remove_sessions("one") == 1
         assert await reason(session.wid) is Reason.NOT_FOUND
 
 
@@ -498,6 +499,22 @@ async def test_a_topic_that_is_deleted_during_an_outage() -> None:
             found: list[Frame] = []
             await until_told(stream, found, {other: 1})
             assert by_topic(found) == {B: [("deleted", 3)], other: [([1],), ("caught up",)]}
+
+
+async def test_a_session_opens_beside_a_shard_that_does_not_answer() -> None:
+    async with open_world() as world:
+        await world.put(A, B)
+        session = await world.api.watches.create(watch(A, B), principal=UNRESTRICTED)
+        await world.append(A)
+        await world.append(B)
+        world.shards.stuck.add(1)
+        with await world.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
+            assert by_topic(await quiet(stream, 0.1)) == {A: [([1],), ("caught up",)]}
+            world.shards.stuck.clear()
+            world.shards.break_off(1)
+            found: list[Frame] = []
+            await until_told(stream, found, {B: 1})
+    await until(lambda: not world.shards.streams)
 
 
 async def test_a_session_opens_while_a_shard_is_away() -> None:
