@@ -64,6 +64,7 @@ class Composition:
         self._server: ShardServer | None = None
         self._process: ProcessObjects | None = None
         self._errands: list[Errands] = []
+        self._tellers: list[HoldTeller] = []
         apis = [core.api for core in cores.values()]
         sources = process_sources(lag, authorizer, resources.traces.statistics)
         metrics = ProcessMetrics([api.metrics for api in apis], sources, self._reports)
