@@ -16,6 +16,7 @@ from bench import (
     routers,
     scale,
     sdk,
+    shards,
     size,
     spark,
     sql,
@@ -41,6 +42,7 @@ _GROUPS = {
     "scale": scale.run,
     "size": size.run,
     "cluster": cluster.run,
+    "shards": shards.run,
 }
 _ALONE = {"size"}
 """Run only when they are named."""

@@ -48,7 +48,7 @@ def eligible(view: View) -> list[Node]:
 
 
 def lay_out(shards: int, view: View, followers: int) -> Layout:
-    """Find the owner of each shard and so many followers, as near to what there is as the shares allow."""
+    """Find the owner of each shard and that number of followers, as near to the present ones as the shares allow."""
     nodes = eligible(view)
     if not nodes:
         return Layout([None] * shards, [()] * shards)

@@ -29,7 +29,7 @@ from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.limits import Elsewhere
+from topics_service.engine.limits import NOWHERE, Elsewhere
 from topics_service.engine.placement import SINGLE, Place
 from topics_service.statistics import NodeStatistics, SpaceStatistics, TraceStatistics
 from topics_service.storage import checkpoint, properties
@@ -113,6 +113,7 @@ class Core:
             reserve=settings.min_free_bytes,
             written=lambda: engine.writer.statistics.bytes,
             is_writable=lambda: engine.writer.failure is None,
+            elsewhere=elsewhere or NOWHERE,
         )
         pressure = Pressure(
             lag_ms=lambda: self._lag.sustained_ms,
@@ -175,6 +176,10 @@ class Core:
     async def kafka(self) -> TopicsApi:
         """See `listeners.Served`."""
         return self.api
+
+    def taken(self) -> int:
+        """See DiskSpace."""
+        return self._space.taken()
 
     def drain(self) -> None:
         """See TopicsApi."""

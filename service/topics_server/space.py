@@ -13,6 +13,7 @@ from typing import Final
 from topics_client.units import human_size
 from topics_net import background
 from topics_server.disk import FreeSpace
+from topics_service.engine.limits import NOWHERE, Elsewhere
 from topics_service.statistics import SpaceStatistics
 from topics_service.storage import properties
 from topics_service.storage.reclaim import Reclaim
@@ -33,7 +34,8 @@ _SPARE_BYTES: Final = 2 << 20
 
 
 class DiskSpace:
-    """`reserve` is TOPICS_MIN_FREE_BYTES; `written` the bytes that were handed to the store since it was opened."""
+    """`reserve` is TOPICS_MIN_FREE_BYTES; `written` the bytes that were handed to the store since it was opened.
+    `elsewhere` are the other stores on the disk."""
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class DiskSpace:
         reserve: int,
         written: Callable[[], int],
         is_writable: Callable[[], bool] = lambda: True,
+        elsewhere: Elsewhere = NOWHERE,
     ) -> None:
         self._disk = disk
         self._store = store
@@ -53,6 +56,7 @@ class DiskSpace:
         self._reserve = reserve
         self._written = written
         self._is_writable = is_writable
+        self._elsewhere = elsewhere
         self._measured_at = 0
         self._flushed_at = 0
         self._compaction = 0  # need of the next compaction
@@ -66,8 +70,12 @@ class DiskSpace:
         """
         written = self._written()
         unflushed = min(written - self._flushed_at, self._store.max_unflushed + written - self._measured_at)
-        taken = written - self._measured_at + 2 * unflushed
+        taken = written - self._measured_at + 2 * unflushed + self._elsewhere.taken
         return self._disk.free_bytes - taken - max(0, self._compaction - self._reserve)
+
+    def taken(self) -> int:
+        """The bytes that this store is still to write, which are as good as gone for others on the disk."""
+        return self._disk.free_bytes - self._elsewhere.taken - self.left()
 
     def measure(self) -> None:
         """Look at the disk. Raises OSError, as `FreeSpace.measure` does."""

@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from topics_service.engine.verify import Audit, Problem
+from topics_service.engine.verify.shards import Catalog, check
 from topics_service.storage import damagedfiles, shardfiles
 from topics_service.storage import verify as storage
 from topics_service.storage.store import StoreError, StoreOpenError
@@ -39,12 +40,13 @@ def verify(
     *,
     deep: bool = False,
     begun: Callable[[int], Callable[[int], None]] = lambda _: lambda _: None,
+    read: Callable[[Catalog], None] = lambda _: None,
 ) -> Report:
     """Check the data directory `path`, with all its shards, and change nothing in it. Blocks until everything was read.
 
     `tell` is called with each problem as it is found. `begun` is called with the approximate number of records and
-    returns a function that is called with the number of further records read. Raises NotADirectoryError when `path` is
-    no data directory at all.
+    returns a function that is called with the number of further records read; `read` with the topics of a shard, if it
+    could be read to its end. Raises NotADirectoryError when `path` is no data directory at all.
     """
     report = Report()
 
@@ -70,6 +72,7 @@ def verify(
             audit.begin()
             audit.progress = begun(audit.expected)
             audit.run()
+            read(audit.catalog())
             for name in _TOTALS:
                 setattr(report, name, getattr(audit.totals, name))
     except StoreOpenError as error:
@@ -88,15 +91,16 @@ def _verify_shards(
     deep: bool,
     begun: Callable[[int], Callable[[int], None]],
 ) -> Report:
-    """Check one shard after the other; while a server holds them, each at a moment of its own."""
+    """Check one shard after the other, and that they agree; while a server holds them, each is of its own moment."""
     whole = Report(opened=True)
+    catalogs: list[Catalog] = []
     for shard, path in enumerate(paths):
 
         def count(problem: Problem, shard: int = shard) -> None:
             tell(replace(problem, text=f"shard {shard}: {problem.text}"))
 
         try:
-            report = verify(path, count, deep=deep, begun=begun)
+            report = verify(path, count, deep=deep, begun=begun, read=catalogs.append)
         except NotADirectoryError:
             count(Problem(kind="missing", text=f"there is no database in {path}"))
             report = Report(problems=1)
@@ -105,6 +109,12 @@ def _verify_shards(
         whole.opened &= report.opened
         for name in _TOTALS:
             setattr(whole, name, getattr(whole, name) + getattr(report, name))
+    if len(catalogs) == len(paths) and not whole.live:
+        unlike: list[Problem] = []
+        check(catalogs, unlike.append)
+        whole.problems += len(unlike)
+        for problem in unlike:
+            tell(problem)
     return whole
 
 

@@ -166,4 +166,4 @@ READS: Final = frozenset(
         MembershipCalls.listing,
     }
 )
-"""Those that change nothing: one that was lost with its connection is made again."""
+"""Those that change nothing: one that was lost with its connection is repeated."""

@@ -37,7 +37,7 @@ class TopicCopy:
         self.shard = shard
         """Its home."""
         self.told = 0
-        """The number of the following in which it was told last."""
+        """The number of the following in which it came last."""
         self.identity: Identity
         self.config: TopicConfig
         self.kafka_configs: Mapping[str, str]

@@ -45,6 +45,7 @@ class Courier:
         self._shipments = queues.mover.shipments
         self._clock = clock
         self._moves: dict[str, asyncio.Task[None]] = {}
+        self._stuck: set[str] = set()  # queues with a shipment that was refused
         self._tasks: set[asyncio.Task[Any]] = set()
         self._swept_to = b""
         self._log = RateLimitedLogger(logging.getLogger("topics.queues"))
@@ -68,7 +69,9 @@ class Courier:
 
     async def flush(self, queue: str) -> None:
         """Move the exhausted jobs of a queue, as far as that can be done soon."""
-        await asyncio.wait((self._begin(queue),), timeout=_PATIENCE_SECONDS)
+        task = self._begin(queue)
+        if queue not in self._stuck:
+            await asyncio.wait((task,), timeout=_PATIENCE_SECONDS)
 
     async def redrive(self, request: RedriveRequest, dead_letter: str) -> RedriveReply:
         """Bring the dead letters of a queue back from another shard, in slices."""
@@ -134,15 +137,16 @@ class Courier:
         while True:
             try:
                 await self._api.settled(self._shipments.written)
-                if not await self._arrives(shipment):
-                    await self._api.settled(self._shipments.take_back(shipment))
-                    return
-                await self._api.settled(self._shipments.remove(shipment))
+                arrives = await self._arrives(shipment)
+                ticket = self._shipments.remove(shipment) if arrives else self._shipments.take_back(shipment)
+                await self._api.settled(ticket)
             except (TopicsError, LostCallError) as error:
                 self._log.warning('jobs of "%s" wait for topic "%s": %r', shipment.source, shipment.dest, error)
+                self._stuck.add(shipment.source)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LONGEST_DELAY)
             else:
+                self._stuck.discard(shipment.source)
                 return
 
     async def _arrives(self, shipment: Shipment) -> bool:

@@ -1,4 +1,4 @@
-"""What a shard does with others in the background, for its routers and its queues."""
+"""Background work of a shard with others, for its routers and its queues."""
 
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock

@@ -44,7 +44,7 @@ _TRIES: Final = 3
 class ShardedGroups:
     """See GroupsApi. The answers are those of one server, at the moment in which each shard was asked.
 
-    Topics are looked at in their shards first; the shard of the group is then told which lives of them were seen, and
+    Topics are looked at in their shards first; the shard of the group then learns which lives of them were seen, and
     refuses others with `topic_not_found`.
     """
 
@@ -215,7 +215,7 @@ class ShardedGroups:
 
 
 def _topic_ids(items: Iterable[CommitItem], found: Found) -> dict[str, str]:
-    """The ids of the topics that were looked at. Raises for one that was made again meanwhile."""
+    """The ids of the topics that were looked at. Raises for one that was recreated meanwhile."""
     topic_ids: dict[str, str] = {}
     for item in items:
         topic_id = _ends_at(found, item.topic, item.partition).topic_id

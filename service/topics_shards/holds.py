@@ -1,8 +1,8 @@
 """Telling the shards of partitions what the groups of one shard have let go of, so that retention need not wait.
 
-Only what is durable is told, so retention can keep too much for a moment, never too little. A position that moves back
-is told before that is acknowledged. Each other shard has an outbox: positions are told as they are when it is their
-turn, so one that moves often is told rarely. After a fault, and at the start of either side, all are told again.
+Only what is durable is sent, so retention can keep too much for a moment, never too little. A position that moves back
+is sent before that is acknowledged. Each other shard has an outbox: positions are sent as they stand when it is their
+turn, so one that moves often is sent rarely. After a fault, and at the start of either side, all are sent again.
 """
 
 import asyncio
@@ -42,13 +42,13 @@ class _EndedError(Exception):
 
 
 class _Outbox:
-    """The positions that one other shard has yet to be told."""
+    """The positions that one other shard has yet to learn."""
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
         self.pending: dict[Key, None] = {}
-        self.session = 0  # none: all positions have to be told
-        self.is_complete = False  # all were told in the session
+        self.session = 0  # none: all positions have to be sent
+        self.is_complete = False  # all were sent in the session
         self.is_new = True  # no session was opened since the start
         self.noted = self.told = 0  # moves, counted
         self.work = asyncio.Event()
@@ -68,13 +68,13 @@ class _Outbox:
         return self.noted
 
     def advance(self, told: int) -> None:
-        """Note that the moves up to this number were told."""
+        """Note that the moves up to this number are known there."""
         self.told = told
         self.progress.set()
         self.progress = asyncio.Event()
 
     async def wait(self, number: int) -> None:
-        """Return once the moves up to this number were told."""
+        """Return once the moves up to this number are known there."""
         while self.told < number:
             await self.progress.wait()
 
@@ -91,7 +91,7 @@ class HoldTeller:
         *,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        """`settle` waits until a ticket of the engine is durable; a move back that can't be told within
+        """`settle` waits until a ticket of the engine is durable; a move back that can't be sent within
         `patience_seconds` is answered with `not_ready`."""
         self._shard = shard
         self._engine = engine
@@ -123,7 +123,7 @@ class HoldTeller:
             self._tasks.append(background.start(self._run(outbox)))
 
     async def stop(self) -> None:
-        """End; what is not told yet is told after the next start."""
+        """End; what is not sent yet is sent after the next start."""
         self._engine.groups.index.on_moved = None
         tasks = self._tasks if self._asking is None else [*self._tasks, self._asking]
         for task in tasks:
@@ -153,12 +153,12 @@ class HoldTeller:
             raise TopicsError(
                 Reason.NOT_READY,
                 "positions have moved back, but a shard that retains records for the group has not confirmed it yet;"
-                " it is told as soon as it answers",
+                " it learns of it as soon as it answers",
             ) from None
 
     @property
     def untold(self) -> int:
-        """The number of moves that other shards have not confirmed yet, and of shards that have not been told all."""
+        """The number of moves that other shards have not confirmed yet, and of shards that do not know all yet."""
         boxes = self._outboxes.values()
         return sum(box.noted - box.told + (not box.is_complete) for box in boxes) + len(self._refused)
 
@@ -185,7 +185,7 @@ class HoldTeller:
             except Exception as error:  # of any kind: another process, or node, may be gone
                 log.log(
                     logging.DEBUG if isinstance(error, _EndedError) else logging.WARNING,
-                    "shard %d could not be told what groups have acknowledged, which is tried again: %s",
+                    "shard %d does not learn what groups have acknowledged, trying again: %s",
                     outbox.shard,
                     error,
                 )
@@ -229,7 +229,7 @@ class HoldTeller:
         if is_first and not await calls.call(outbox.shard, MirrorsApi.complete, self._shard, session, calls.count):
             raise _EndedError("the session has ended")
         if outbox.session != session:
-            outbox.work.set()  # there was more than it may hold: all are told once more
+            outbox.work.set()  # there was more than it may hold: all are sent once more
             return
         outbox.is_complete = True
         outbox.advance(noted)

@@ -120,7 +120,7 @@ class Located:
                 self.forget(name)
                 await self._release(name, redirect)
             raise
-        if await self.find(name) is None:  # another call took the topic for one that nobody makes
+        if await self.find(name) is None:  # another call took the topic for one that is not being made
             await self.shards.call(home, PlacementsApi.reserve, name, shard, placement)
 
     async def release(self, name: str) -> None:
@@ -159,7 +159,7 @@ class Located:
             self.forget(name)
             return was_placed
         self._learn(name, redirect)
-        if redirect.shard == shard:  # nobody made the topic
+        if redirect.shard == shard:  # the topic was not made
             self.forget(name)
             await self._release(name, redirect)
         return True

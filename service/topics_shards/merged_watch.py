@@ -123,7 +123,7 @@ class MergedWatch:
             name, shard = min(ranked)
             frame = self._watches[shard].next()
             if frame is None and not name:
-                return None  # its shard has not told yet
+                return None  # its shard has not answered yet
             if frame is not None and self._takes(shard, frame):
                 if self._timer is not None:
                     self._told = asyncio.get_running_loop().time()

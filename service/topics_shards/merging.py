@@ -22,7 +22,7 @@ _PARTITIONS_A_PAGE: Final = 10_000
 """As in `Engine.list_topics`."""
 _MARGIN: Final = 1.3
 _MORE: Final = 2
-"""What a shard is asked for beyond its share of a page."""
+"""The number of topics that a shard is asked for beyond its share of a page."""
 _NAME: Final = attrgetter("topic")
 
 Place = tuple[str, int]
@@ -64,7 +64,7 @@ class _Found:
         self._request = replace(request, touch=False, page_size=each)
         self._states: list[list[TopicState]] = [[] for _ in range(located.shards.count)]
         self._ends: dict[int, str] = dict.fromkeys(range(located.shards.count), request.after or "")
-        """The last name that a shard told of, for each that may have more."""
+        """The last name that a shard has listed, for each that may have more."""
 
     async def read(self) -> tuple[list[TopicState], bool]:
         """The topics of the page, and whether there may be more: asks the shards until they are known."""

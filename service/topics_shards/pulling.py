@@ -26,13 +26,13 @@ _GONE_MS: Final = 60_000
 _SWEEP_SECONDS: Final = 60.0
 _SWEPT_NAMES: Final = 500
 UNMADE_MS: Final = 10_000
-"""The time after which a router that has a place and is not there is taken for one that nobody makes."""
+"""The time after which a router that has a place and is not there is taken for one that is not being made."""
 
 
 class Puller:
     """One stream for each source, which brings the next stretch once there is room for it. Belongs to the event loop.
 
-    A stream that breaks begins anew behind what was taken: stretches name the seqs that they are about, so nothing is
+    A stream that breaks begins again behind what was taken: stretches name the seqs that they are about, so nothing is
     left out or there twice, whatever dies.
     """
 

@@ -40,7 +40,7 @@ class RemoteWatch:
     """The same as an engine's watch, of a shard that is elsewhere. It holds at most one item that is not taken yet.
 
     When the shard's process goes away, it is opened again at the cursors of the last item, as a session is. What a
-    client was told already is not told again. Topics that are deleted meanwhile are reported as deleted.
+    client has seen already is not sent again. Topics that are deleted meanwhile are reported as deleted.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RemoteWatch:
         wake: Callable[[str], None],
         note_priority: Callable[[str, int], None],
     ) -> None:
-        """`note_priority` is told the priority of each topic partition as the shard knows it.
+        """`note_priority` gets the priority of each topic partition as the shard knows it.
 
         `is_away` says that it began without an answer.
         """
@@ -114,12 +114,12 @@ class RemoteWatch:
 
     @property
     def heads(self) -> dict[str, int]:
-        """The highest visible seq of each topic that the shard has told."""
+        """The highest visible seq of each topic, as far as the shard has sent it."""
         return {name: self._heads.get(name, seq) for name, seq in self._at.items()}
 
     @property
     def lag(self) -> int:
-        """The number of seqs between the cursors and the heads that the shard has told."""
+        """The number of seqs between the cursors and the heads that the shard has sent."""
         return sum(max(0, head - self.cursors.get(name, head)) for name, head in self._heads.items())
 
     @property

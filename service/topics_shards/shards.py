@@ -73,7 +73,7 @@ class Shards(ABC):
 
     @abstractmethod
     async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a method on a shard. Raises what it raises; `not_ready` while nobody serves the shard.
+        """Run a method on a shard. Raises what it raises; `not_ready` while no process serves the shard.
 
         A call whose outcome is unknown, since its process or node died meanwhile, raises LostCallError.
         """
@@ -84,7 +84,7 @@ class Shards(ABC):
         """Begin a call as `call` makes it, and return once it is on its way; the future has its outcome.
 
         Calls to one shard arrive in the order in which these return. Raises `not_ready` if it can't be sent. One that
-        did not reach the shard is not made again, which could change the order: it ends with `not_ready`.
+        did not reach the shard is not repeated, which could change the order: it ends with `not_ready`.
         """
         return asyncio.ensure_future(self.call(shard, method, *args, **kwargs))
 

@@ -63,7 +63,7 @@ class Submissions:
                 raise submitted.error
         except ElsewhereError as error:
             self._known.pop(error.name, None)
-            message = f'topic "{error.name}" was made again in another shard'
+            message = f'topic "{error.name}" was recreated in another shard'
             raise TopicsError(Reason.NOT_READY, message) from None  # later writes may be there already
         except TopicsError as error:
             if error.reason is Reason.TOPIC_NOT_FOUND and error.detail is not None:
@@ -104,6 +104,6 @@ class Submissions:
 
 
 def _noted(sent: "asyncio.Future[AppendReply]") -> None:
-    """Take note of an outcome that nobody may wait for: its client can be gone."""
+    """Take note of an outcome that has no one waiting for it: its client can be gone."""
     if not sent.cancelled():
         sent.exception()

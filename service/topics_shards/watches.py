@@ -250,7 +250,7 @@ class ShardedWatches:
         return self._here.remove_sessions(key_id)
 
     def lag(self) -> WatchLag:
-        """See WatchApi; that of shards elsewhere is as far as they have told."""
+        """See WatchApi; that of shards elsewhere is as far as they have sent."""
         return self._here.lag()
 
     def drain(self) -> None:

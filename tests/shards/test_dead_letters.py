@@ -150,6 +150,28 @@ async def test_letters_in_the_outbox_outlive_their_queue() -> None:
         assert await world.read(d) == [b"1"]
 
 
+async def test_a_nack_does_not_wait_for_a_shipment_that_is_stuck() -> None:
+    q, d = names(3, 0, 1)
+    async with open_world() as world:
+        await world.append(q, b"1", b"2", b"3", config=queue(d))
+        mover = world.engine_of(q).queues.mover
+        await world.shards.lives[0].errands.courier.stop()
+        await fail(world, q)
+        offer = mover.due_elsewhere(q)
+        assert offer is not None
+        assert mover.ship(q, offer, 1) is not None
+        await world.end(1)
+        await world.crash(0)
+        courier = world.shards.lives[0].errands.courier
+        await until(lambda: q in courier._stuck)
+        async with asyncio.timeout(1):
+            assert (await fail(world, q)).exhausted == [2]
+        world.begin(1)
+        await until(lambda: counters(world, q).dead_lettered == 2 and not outbox(world))
+        assert await world.read(d) == [b"1", b"2"]
+        assert not courier._stuck
+
+
 async def test_a_shipment_that_comes_again_is_the_same() -> None:
     q, d = names(3, 0, 1)
     async with open_world() as world:

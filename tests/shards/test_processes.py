@@ -19,6 +19,7 @@ from support.server import ServerProcess, StartFailedError
 from support.waiting import poll
 from topics_client import AsyncTopicsClient
 from topics_server.errors import StartError
+from topics_server.processes.board import Board, ShardElsewhere
 from topics_server.processes.serving import ShardedServer
 from topics_server.server import Server
 from topics_server.settings import Settings, SettingsError, load
@@ -278,3 +279,11 @@ def test_users_and_limits_are_those_of_all_processes(tmp_path: Path) -> None:
         sql("CREATE USER 'bob' WITH PASSWORD 'third' ROLE user")
         poll(lambda: "sql.user" in (tmp_path / "audit.jsonl").read_text(), 10, "an entry")
         assert server.stop() == 0
+
+
+def test_a_shard_counts_what_the_others_have() -> None:
+    board = Board(3)
+    for shard, nbytes in enumerate((100, 10, 5)):
+        board.take(shard, nbytes)
+    assert [ShardElsewhere(board, shard).taken for shard in range(3)] == [15, 105, 110]
+    assert [board.ready(shard).reason for shard in range(3)] == ["not_ready"] * 3

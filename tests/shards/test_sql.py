@@ -135,3 +135,19 @@ async def test_a_consumer_names_a_topic_by_its_alias() -> None:
                 ConsumeRequest(topic="nothing", group="g", timeout_seconds=0), principal=UNRESTRICTED
             )
         assert caught.value.reason is Reason.TOPIC_NOT_FOUND
+
+
+async def test_a_topic_with_partitions_in_other_shards_gets_no_events() -> None:
+    async with open_shards(COUNT) as world:
+        await world.sql("CREATE TABLE app.rows (id BIGINT PRIMARY KEY)")
+        local = next(name for name in (f"app.local{n}" for n in range(20)) if home_of(name, COUNT) == SQL_SHARD)
+        await world.api.put_topic(local, ConfigInput(), principal=UNRESTRICTED, partition_count=3)
+        await refused(world, Reason.CROSS_SHARD, f"ALTER TOPIC {local} ADD SOURCE app.rows ON INSERT")
+        await world.api.delete_topic(local)
+        await world.api.put_topic(local, ConfigInput(), principal=UNRESTRICTED)
+        await world.sql(f"ALTER TOPIC {local} ADD SOURCE app.rows ON INSERT")
+        with pytest.raises(TopicsError) as caught:
+            await world.api.put_topic(local, ConfigInput(), principal=UNRESTRICTED, partition_count=2)
+        assert caught.value.reason is Reason.CROSS_SHARD
+        await world.sql("INSERT INTO app.rows VALUES (1)")
+        assert await heads(world, local) == 1

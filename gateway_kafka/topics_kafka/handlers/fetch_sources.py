@@ -31,7 +31,7 @@ class Source:
         return self._call is not None and not self._call.done()
 
     def ask(self, *, more_bytes: int = 0, wait_seconds: float = 0) -> None:
-        """Read all targets; wait for so many bytes more than were found, if there are any."""
+        """Read all targets; wait for that many bytes more than were found, if there are any."""
         requests = [
             FetchRequest(
                 topic=target.name, partition=target.number, from_seq=target.offset, max_bytes=max(target.limit, 0)

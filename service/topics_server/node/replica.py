@@ -66,7 +66,7 @@ class Connections(Protocol):
 
 
 class Surroundings(Protocol):
-    """What a replica asks of the node and its other shards."""
+    """The calls of a replica to its node and the other shards there."""
 
     def others(self, shard: int) -> Collection[str]:
         """The names of nodes, this one among them, that could own the shard."""

@@ -299,7 +299,7 @@ class _Running:
         return found
 
     def _lay_out(self, shards: int) -> None:
-        """Make the data directory one of so many shards. Raises StartError if it is one of another number."""
+        """Make the data directory one of that number of shards. Raises StartError if it is one of another number."""
         path = self._settings.data_path
         try:
             found = shardfiles.count_of(path)

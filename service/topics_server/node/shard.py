@@ -144,7 +144,7 @@ class NodeShard:
         return self.replica is not None and self.replica.is_warm
 
     def directory(self, membership: Membership, count: int) -> Directory:
-        """The place of the replica on the disk, in a cluster of so many shards."""
+        """The place of the replica on the disk, in a cluster with that number of shards."""
         if self._directory is None:
             me = membership.me
             resources = self._parts.resources

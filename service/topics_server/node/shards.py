@@ -92,7 +92,7 @@ class Shards:
     # --------------------------------------------------- begin and end
 
     def begin(self, me: Node, session: Session, followers: int) -> None:
-        """Keep replicas as the cluster is laid out, with so many followers of each shard."""
+        """Keep replicas as the cluster is laid out, with that number of followers of each shard."""
         self._membership = Membership(me=me, session=session)
         self._followers = followers
         for number in range(1, me.shards):

@@ -14,12 +14,12 @@ from topics_service.engine.model import ReadyState
 from topics_shards.health import together
 
 _REASONS: Final = ("", "not_ready", "shutting_down", "read_only")
-_AWAY: Final = 0  # a row that nobody has written
+_AWAY: Final = 0  # a row that was never written
 _MILLION: Final = 1_000_000
 _LIMIT: Final = "min_free_bytes"
 
 # Positions in the row of a shard.
-_STATE, _PROGRESS, _TOPICS, _FREE, _SHORT, _PARTITIONS, _ROUTERS, _GROUPS, _NBYTES = range(9)
+_STATE, _PROGRESS, _TOPICS, _FREE, _SHORT, _PARTITIONS, _ROUTERS, _GROUPS, _NBYTES, _TAKEN = range(10)
 _FIELDS: Final = 16  # of 8 bytes: rows of different processes are in different lines of the cache
 
 
@@ -47,12 +47,16 @@ class Board:
         values[at + _GROUPS] = len(engine.groups)
         values[at + _NBYTES] = engine.writer.total_bytes
 
+    def take(self, shard: int, nbytes: int) -> None:
+        """Write the bytes that a shard of this process is still to write to the disk."""
+        self._values[shard * _FIELDS + _TAKEN] = nbytes
+
     def elsewhere(self, field: int, shard: int) -> int:
         """The sum of a field over all shards but one."""
         return sum(self._values[field::_FIELDS].tolist()) - self._values[shard * _FIELDS + field]
 
     def leave(self, shard: int) -> None:
-        """Note that nobody serves a shard at present."""
+        """Note that no process serves a shard at present."""
         self._values[shard * _FIELDS + _STATE] = _AWAY
 
     def ready(self, shard: int) -> ReadyState:
@@ -70,7 +74,7 @@ class Board:
 
 
 class ShardElsewhere(Elsewhere):
-    """What all shards but one have, as the board says."""
+    """The figures of all shards but one, from the board."""
 
     def __init__(self, board: Board, shard: int) -> None:
         self._board = board
@@ -93,9 +97,13 @@ class ShardElsewhere(Elsewhere):
     def nbytes(self) -> int:  # type: ignore[override]
         return self._board.elsewhere(_NBYTES, self._shard)
 
+    @property
+    def taken(self) -> int:  # type: ignore[override]
+        return self._board.elsewhere(_TAKEN, self._shard)
+
 
 class CountingCommit(GroupCommit):
-    """Writes how much is in the shard before the callers go on whose writes are durable."""
+    """Writes how much is in the shard before callers learn that their writes are durable."""
 
     on_published: Callable[[], None] = staticmethod(lambda: None)
 
@@ -129,3 +137,4 @@ class BoardHealth:
         for shard, core in self._cores.items():
             self._board.write(shard, core.api)
             self._board.measure(shard, core.engine)
+            self._board.take(shard, core.taken())

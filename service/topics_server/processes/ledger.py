@@ -13,14 +13,14 @@ from topics_service.statistics import WatchStatistics
 
 _CONNECTIONS, _IN_FLIGHT, _NBYTES, _STREAMS = range(4)
 _KINDS: Final = 4
-_CELLS: Final = 1 << 22  # of 8 bytes, in all; those that nobody has touched take no memory
+_CELLS: Final = 1 << 22  # of 8 bytes, in all; those that were never touched take no memory
 _TOTAL: Final = "\0total"
 
 
 class Ledger:
     """The counts of `processes` by key. Made before the processes are: they inherit it.
 
-    Keys are told apart by a hash; the counts of two with the same one are added up.
+    Keys are distinguished by a hash; the counts of two with the same one are added up.
     """
 
     def __init__(self, processes: int) -> None:

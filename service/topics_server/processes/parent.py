@@ -106,7 +106,7 @@ class Parent:
         for name, variable in wanted.items():
             port = int(getattr(settings, name))
             if port:
-                bind(settings.host, port, variable).close()  # nobody else has it
+                bind(settings.host, port, variable).close()  # no other program has it
             held = stack.enter_context(bind(settings.host, port, variable, is_shared=True))
             found[name] = held.getsockname()[1]
         kafka_port = str(found["kafka_port"]) if settings.kafka_port else ""

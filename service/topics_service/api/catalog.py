@@ -111,7 +111,7 @@ class CatalogView:
         return None if topic is None or self._catalog.unsynced(topic) else topic
 
     def home(self, name: str | None, topic_id: UUID | None = None) -> TopicView | None:
-        """What `find` gives, unless the topic's home is another shard."""
+        """The topic as `find` has it, unless its home is another shard."""
         topic = self.find(name, topic_id)
         return None if topic is None or topic.is_part else topic
 

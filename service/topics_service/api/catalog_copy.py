@@ -27,7 +27,7 @@ class CopiedTopic(Struct, kw_only=True):
 
 
 class CatalogSlice(Struct, kw_only=True):
-    """Topics as they are now, and names of topics that are gone. `is_whole` once all topics were told."""
+    """Topics as they are now, and names of topics that are gone. `is_whole` once all topics have come."""
 
     topics: list[CopiedTopic] = []
     gone: list[str] = []
@@ -51,7 +51,7 @@ class CatalogApi:
     async def follow(self) -> AsyncGenerator[CatalogSlice, None]:
         """Tell all topics whose home is here, then each change, in slices.
 
-        A follower that is slow is told only the last of several changes of a topic.
+        A follower that is slow gets only the last of several changes of a topic.
         """
         self._check()
         follower = _Follower()
@@ -122,7 +122,7 @@ class CatalogApi:
 
 
 class _Follower:
-    """The state of one follower: the last name of those that it was told in order, and the later changes before it."""
+    """The state of one follower: the last name of those that it got in order, and the later changes before it."""
 
     def __init__(self) -> None:
         self.after: str | None = None
@@ -131,7 +131,7 @@ class _Follower:
         self.woken = asyncio.Event()
 
     def note(self, topic: Topic) -> None:
-        """Note a change, unless the topic is told later anyway."""
+        """Note a change, unless the topic comes later anyway."""
         if self.is_whole or (self.after is not None and topic.name <= self.after):
             self.changed[topic.name] = None
             self.woken.set()

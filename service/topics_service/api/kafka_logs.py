@@ -59,7 +59,7 @@ class BatchOutcome(Struct, kw_only=True):
 
 
 class FetchOutcome(Struct, kw_only=True):
-    """What was read from a log, or the error."""
+    """The outcome of a read: records of a log, or the error."""
 
     reply: FetchReply | None = None
     error: TopicsError | None = None

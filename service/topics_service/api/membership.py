@@ -203,7 +203,7 @@ class MembershipApi:
     ) -> None:
         """Load the stored groups; from now on `engine.groups` asks this for members.
 
-        Other shards are told of positions that move back by `moves`, if there are any.
+        Other shards learn of positions that move back by `moves`, if there are any.
         """
         self._moves = moves
         self._engine = engine

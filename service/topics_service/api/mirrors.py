@@ -26,7 +26,7 @@ class MirrorsApi:
 
     def __init__(self, admit: Callable[[], Engine], settle: Callable[[int], Awaitable[None]]) -> None:
         self.renew: Callable[[int], None] = lambda _shard: None
-        """Called with a shard that has started, and may not know any more what it was told."""
+        """Called with a shard that has started, and may have forgotten what it had learned."""
         self._admit = admit
         self._settle = settle
         self._sessions: dict[int, _Session] = {}
@@ -51,7 +51,7 @@ class MirrorsApi:
         return refused
 
     async def complete(self, shard: int, session: int, count: int) -> bool:
-        """End the first round of a session: forget what groups of the shard, one of `count`, were not told to have.
+        """End the first round of a session: forget what groups of the shard, one of `count`, are not known to have.
 
         Returns False if the session has ended.
         """

@@ -48,7 +48,7 @@ class _Waiter(NamedTuple):
 class PartsApi:
     """The parts of one shard. Belongs to the event loop; every method raises TopicsError.
 
-    What parts have yet to learn is told to them by a task for each topic, which begins with the change, continues after
+    What parts have yet to learn is sent to them by a task for each topic, which begins with the change, continues after
     a crash with `resume`, and tries again while a shard does not answer.
     """
 
@@ -111,7 +111,7 @@ class PartsApi:
     async def finish(self, name: str) -> list[str]:
         """Wait until all parts have learned of the last change; return the names of the routers removed with them.
 
-        Raises `not_ready` if a shard does not answer for too long: it is told later.
+        Raises `not_ready` if a shard does not answer for too long: it learns of it later.
         """
         pending = self._parts.pending.get(name)
         if pending is None:
@@ -127,13 +127,13 @@ class PartsApi:
                 waiters.remove(waiter)
             raise TopicsError(
                 Reason.NOT_READY,
-                f'other shards have not confirmed the change of topic "{name}" yet; they are told once they answer',
+                f'other shards have not confirmed the change of topic "{name}" yet; they learn of it once they answer',
                 {"topic": name},
             )
         return waiter.told.result()
 
     def pending(self) -> dict[str, Pending]:
-        """What parts have yet to learn, by the names of the topics."""
+        """Changes that parts have yet to learn, by the names of the topics."""
         return dict(self._parts.pending)
 
     async def finish_since(self, known: Mapping[str, Pending]) -> None:

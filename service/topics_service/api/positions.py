@@ -1,7 +1,7 @@
 """Calls on groups at the shard that has them, for callers that have looked at the topics elsewhere.
 
 A server of one shard answers with GroupsApi, which looks at both. Here topics are named with their id: one that was
-deleted and made again meanwhile has no position of the former.
+recreated meanwhile has no position of the former.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

@@ -42,7 +42,7 @@ _MAX_ACKS: Final = 64  # per write
 
 
 class HandBackReply(Struct, kw_only=True):
-    """One slice of a redrive from another shard: `resume` is the seq to go on from, 0 at the end, `stop` that end."""
+    """One slice of a redrive from another shard: `resume` is the next seq, 0 at the end, `stop` that end."""
 
     redriven: int
     resume: int
@@ -50,7 +50,7 @@ class HandBackReply(Struct, kw_only=True):
 
 
 class Letters(Protocol):
-    """What moves jobs to dead letter topics in other shards, and back."""
+    """The courier of jobs to dead letter topics in other shards, and back."""
 
     async def flush(self, queue: str) -> None:
         """Move the exhausted jobs of a queue, as far as that can be done soon."""
@@ -124,7 +124,7 @@ class QueuesApi:
     async def hand_over(self, request: ClaimRequest) -> AsyncGenerator[ClaimReply, None]:
         """`claim` for a worker at another process: one reply, and its end, which says that the worker was found there.
 
-        Closed before that, it releases the leases: nobody has got them.
+        Closed before that, it releases the leases: no worker has got them.
         """
         reply = await self.claim(request)
         is_taken = False

@@ -35,7 +35,7 @@ _ROUNDS: Final = 3
 
 
 class Pulls(Protocol):
-    """What pulls records from sources in other shards."""
+    """The puller of records from sources in other shards."""
 
     async def head(self, topic: str, topic_id: str) -> int | None:
         """The head of a source at some moment after the call; None if its shard does not answer."""
@@ -201,7 +201,7 @@ class RoutersApi:
         return found.log.view.head
 
     async def pull(self, request: PullRequest) -> AsyncGenerator[Stretch, None]:
-        """What follows in a topic, at once and then as it comes: first of all how things stand."""
+        """Stretches of a topic, at once and then with each write; the first item is the present state."""
         upstream: list[str] | None = None
         is_first = True
         topic, pulled = request.topic, self._admit().routers.pulled

@@ -51,7 +51,7 @@ class Feed:
         self._epochs: dict[str, int] = {}
 
     def first(self) -> FeedItem:
-        """What the watch begins with."""
+        """The positions that the watch begins with."""
         watch = self.stream.watch
         item = self._item(None)
         item.positions = watch.positions

@@ -172,7 +172,7 @@ def process_of(token: str) -> int | None:
 
 
 def new_id(size: int, process: int | None) -> str:
-    """Return an unguessable id of so many bytes. It begins with the number of a process, if that is one of several."""
+    """Return an unguessable id of that many bytes. It begins with the number of a process that is one of several."""
     if process is None:
         return secrets.token_urlsafe(size)
     raw = process.to_bytes(_PROCESS_BYTES, "big") + secrets.token_bytes(size - _PROCESS_BYTES)

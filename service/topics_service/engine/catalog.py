@@ -177,7 +177,7 @@ class Catalog:
         return self.stage_row(tx, row, partitions)
 
     def stage_row(self, tx: Transaction, row: TopicRow, logs: int) -> Topic:
-        """Stage a new topic with this row and so many new logs. See `stage`."""
+        """Stage a new topic with this row and that many new logs. See `stage`."""
         self.check_capacity(logs)
         number = self._next_topic
         ids = row.log_ids = list(range(self._next_log, self._next_log + logs))

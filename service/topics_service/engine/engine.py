@@ -55,7 +55,7 @@ from topics_service.engine.router.routers import Routers
 from topics_service.engine.stored_catalog import StoredCatalog
 from topics_service.engine.tables.routing import Routing
 from topics_service.engine.tables.tables import Tables
-from topics_service.engine.tables.topic_catalog import TopicCatalog, check_target
+from topics_service.engine.tables.topic_catalog import TopicCatalog, check_target, spread_target
 from topics_service.engine.tables.topics import TopicDefinitions
 from topics_service.engine.topic import Topic, TopicRow, partition_state
 from topics_service.engine.transaction import Transaction
@@ -623,7 +623,10 @@ class Engine:
             )
         if self.routers.is_end(topic.name):
             raise invalid(f'"{topic.name}" is an end of a router, which has one partition')
-        self.catalog.check_capacity(self.parts.local(topic, count) - len(topic.logs))
+        local = self.parts.local(topic, count)
+        if local < count and self.topic_catalog.routes_of_topic(topic.number):
+            raise spread_target(topic)
+        self.catalog.check_capacity(local - len(topic.logs))
 
     def reconfigure(
         self, topic: Topic, row: TopicRow, count: int, stage: Callable[[Transaction], None] | None = None

@@ -10,6 +10,8 @@ class Elsewhere:
     routers: int = 0
     groups: int = 0
     nbytes: int = 0
+    taken: int = 0
+    """Bytes of the disk that the others are still to write."""
 
 
 NOWHERE = Elsewhere()

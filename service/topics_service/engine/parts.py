@@ -28,7 +28,8 @@ from topics_service.engine.writer import Writer
 from topics_service.storage import keys
 from topics_service.storage.store import Family, StoreOpenError
 
-_PENDING: Final = b"parts\x00"
+PENDING: Final = b"parts\x00"
+"""Rows of `Family.META` of what is pending; then the name of the topic."""
 _DROPPED: Final = b"dropped\x00"
 _MARKER: Final = struct.Struct(">Q")  # time in ms
 _MARKED_MS: Final = 3_600_000  # no call is under way for so long
@@ -53,7 +54,7 @@ class TopicDefinition(Struct, frozen=True, kw_only=True):
 
 
 class Pending(Struct, frozen=True, array_like=True):
-    """What other shards have yet to learn of a topic."""
+    """A change of a topic that other shards have yet to learn."""
 
     topic_id: str
     epoch: int
@@ -108,8 +109,8 @@ class Parts:
         """Take over what was pending at the last end. Raises StoreOpenError for a damaged row."""
         if self.place.count == 1:
             return
-        for key, value in self._writer.store.scan(Family.META, *keys.prefix_range(_PENDING)):
-            name = key[len(_PENDING) :].decode(errors="replace")
+        for key, value in self._writer.store.scan(Family.META, *keys.prefix_range(PENDING)):
+            name = key[len(PENDING) :].decode(errors="replace")
             try:
                 self.pending[name] = decode_pending(value)
             except msgspec.MsgspecError as error:
@@ -145,7 +146,7 @@ class Parts:
         return replace(row, spread=replace(spread, partition_count=count, revision=spread.revision + 1))
 
     def local(self, topic: Topic, count: int) -> int:
-        """How many of the partitions of a topic are here, when it has `count` of them."""
+        """The number of partitions of a topic that are here, when it has `count` in all."""
         return count if self.place.count == 1 else len(self.place.spread(topic.name, count, topic.placement).numbers)
 
     def stage_change(self, tx: Transaction, topic: Topic, row: TopicRow) -> None:
@@ -163,7 +164,7 @@ class Parts:
         """All shards have confirmed it. Nothing happens if there is something newer."""
         if self.pending.get(name) is pending:
             with Transaction(self._writer) as tx:
-                tx.batch.delete(Family.META, _PENDING + name.encode())
+                tx.batch.delete(Family.META, PENDING + name.encode())
                 tx.commit()
             del self.pending[name]
 
@@ -191,7 +192,7 @@ class Parts:
 
     def _stage_pending(self, tx: Transaction, topic: Topic, spread: Spread, *, is_deleted: bool) -> None:
         pending = Pending(topic.topic_id, topic.identity.epoch, spread.revision, is_deleted, spread.shards)
-        tx.batch.put(Family.META, _PENDING + topic.name.encode(), msgspec.msgpack.encode(pending))
+        tx.batch.put(Family.META, PENDING + topic.name.encode(), msgspec.msgpack.encode(pending))
         tx.stage(_Pended(self, topic.name, pending))
 
     def _check_new(self, name: str, placement: str) -> None:

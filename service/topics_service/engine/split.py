@@ -56,7 +56,7 @@ class SplitTopic(Struct, frozen=True, kw_only=True):
 
 
 class Split:
-    """What is to become of the rows of a database, for `count` shards. Reads the catalog; raises ValueError and
+    """The shard of each row of a database, for `count` shards. Reads the catalog; raises ValueError and
     MsgspecError for a row that can't be read."""
 
     def __init__(self, source: Reader, count: int, now_ms: int) -> None:

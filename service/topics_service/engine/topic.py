@@ -51,6 +51,11 @@ class TopicRow(Struct, kw_only=True, array_like=True):
         """The partitions that the logs are of."""
         return range(len(self.log_ids)) if self.spread is None else self.spread.numbers
 
+    @property
+    def is_part(self) -> bool:
+        """Return whether the topic's home is another shard."""
+        return self.spread is not None and self.spread.epoch != 0
+
     def epoch(self, number: int) -> int:
         """The epoch that clients see of a topic with this number as its catalog key."""
         return number if self.spread is None else self.spread.epoch or number

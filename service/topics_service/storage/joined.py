@@ -1,4 +1,4 @@
-"""The datas of many records as one run of bytes, as a block stores them and as they come from another process."""
+"""The datas of many records as one run of bytes, as a block stores them and another process sends them."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ class Joined(Sequence[bytes]):
         return (data[start:stop] for start, stop in pairwise(self._places()))
 
     def _places(self) -> "array[int]":
-        """Where each value begins, and the end."""
+        """The start of each value, and the end."""
         if self._ends is None:
             self._ends = array("Q", accumulate(self._sizes, initial=0))
         return self._ends

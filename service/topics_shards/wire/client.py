@@ -102,7 +102,7 @@ class ClientConnection(FrameProtocol):
         self._channel.closed(self)
 
     def writable(self) -> None:
-        """Let waiting callers go on."""
+        """Let waiting callers continue."""
         self._channel.wake()
 
     # ------------------------------------------------------------------ calls
@@ -132,7 +132,7 @@ class ClientConnection(FrameProtocol):
         self.send(MORE, outgoing.number)
 
     def cancel(self, outgoing: Outgoing) -> None:
-        """End a call; nobody waits for it any more."""
+        """End a call, whose caller does not wait any more."""
         if self._calls.pop(outgoing.number, None) is not None:
             self.send(CANCEL, outgoing.number)
             if len(self._calls) == _MAX_CALLS - 1:

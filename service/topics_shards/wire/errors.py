@@ -56,7 +56,7 @@ _decode: Final = msgspec.msgpack.Decoder(ErrorForm, ext_hook=read_extension).dec
 
 
 def encode_error(error: BaseException, call: str) -> bytes:
-    """The bytes of an exception that a call raised. One that nobody expects is `internal`, and logged here."""
+    """The bytes of an exception that a call raised. An unexpected one is `internal`, and logged here."""
     known = _KINDS.get(type(error))
     if known is not None:
         name, kind = known

@@ -301,7 +301,7 @@ def _is_own(transport: Any) -> bool:
 
 
 def unix(path: Path) -> Any:
-    """What opens connections to a Unix socket, for a Channel."""
+    """An opener of connections to a Unix socket, for a Channel."""
 
     async def opened(protocol: Any) -> object:
         return await asyncio.get_running_loop().create_unix_connection(protocol, str(path))

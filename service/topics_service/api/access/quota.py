@@ -54,7 +54,7 @@ class Usage:
     __slots__ = ("__weakref__", "connections", "in_flight", "limits", "nbytes", "streams")
 
     connections_elsewhere = in_flight_elsewhere = nbytes_elsewhere = streams_elsewhere = 0
-    """What the key holds of other processes of the same server, which counts too."""
+    """The part that the key holds of other processes of the same server, which counts too."""
 
     def __init__(self, limits: KeyLimits) -> None:
         self.limits = limits

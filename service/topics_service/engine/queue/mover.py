@@ -82,7 +82,7 @@ class Mover:
         if not queue.exhausted or now < queue.stuck_until:
             return 0
         if self.is_elsewhere(topic.config.dead_letter or ""):
-            queue.stuck_until = now + _BACKOFF_MS  # if it is not heard of till then, it is told again
+            queue.stuck_until = now + _BACKOFF_MS  # if no answer comes until then, it is sent again
             self.on_elsewhere(topic.name)
             return 0
         seqs = [seq for seq, _ in zip(queue.exhausted, range(moves.MOVE_JOBS), strict=False)]
@@ -241,7 +241,7 @@ class Mover:
         return 1 if topic is None else topic.log.view.head + 1
 
     def due_back(self, letters: str, request: RedriveRequest, stop: int, max_jobs: int) -> tuple[Offer | None, int]:
-        """The next dead letters below `stop` of a queue in another shard, and the seq to go on from, 0 at the end."""
+        """The next dead letters below `stop` of a queue in another shard, and the next seq, 0 at the end."""
         topic = self._queues.catalog.find(letters)
         if topic is None or self._queues.catalog.unsynced(topic):
             return None, 0

@@ -63,12 +63,12 @@ class Shipment(Struct, frozen=True, array_like=True):
 
     @property
     def key(self) -> bytes:
-        """What identifies it for ever."""
+        """The identity of a shipment, which no other one ever has."""
         return self.topic_id.encode() + b"\x00" + keys.u64(self.letters[0].seq)
 
 
 class Arrival(NamedTuple):
-    """What the inbox knows of a shipment."""
+    """The row of the inbox for a shipment."""
 
     letters: int
     shard: int
@@ -131,7 +131,7 @@ class Shipments:
     # -------------------------------------------------------------------- inbox
 
     def room(self, name: str, sizes: Sequence[int], *, may_create: bool) -> int:
-        """How many of the records with these sizes the topic would take now, from the first on.
+        """The number of records with these sizes, from the first on, that the topic would take now.
 
         Raises the error that refuses the first.
         """

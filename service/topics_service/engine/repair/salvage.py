@@ -68,7 +68,7 @@ class Salvage:
         tables.save(rows, ledger)
         catalog.facts(rows, ledger, end_lost=bool(self._end.jump))
         return Saved(
-            topics=len(ledger.topics),
+            topics=sum(not row.is_part for row in ledger.topics.values()),
             partitions=len(ledger.parts),
             records=sum(part.s.count for part in ledger.parts.values() if part.s is not None),
         )

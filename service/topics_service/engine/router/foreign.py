@@ -157,7 +157,7 @@ class ForeignSource:
         self._trim()
 
     def fail(self, error: TopicsError) -> None:
-        """Note that nothing comes for now; waiting readers go on without."""
+        """Note that nothing comes for now; waiting readers continue without."""
         self.error = error
         self.log.wake_all()
 
@@ -178,7 +178,7 @@ class ForeignSource:
         self._trim()
 
     def covers(self, cursor: int) -> bool:
-        """Return whether a router at this cursor can go on from here at once."""
+        """Return whether a router at this cursor can continue from here at once."""
         return self.log.start <= cursor <= self.log.view.head
 
     def _trim(self) -> None:
@@ -243,7 +243,7 @@ class ForeignSources:
         return source if shared is source else self._moved(source, shared, router)
 
     def blocked(self, source: ForeignSource, router: "Router") -> ForeignSource:
-        """The source of a router that is stuck: one of its own, so that the others go on."""
+        """The source of a router that is stuck: one of its own, so that the others continue."""
         if len(source.routers) == 1:
             return source
         return self._moved(source, self._opened(source.name, source.identity, router.cursor), router)

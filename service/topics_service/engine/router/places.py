@@ -1,4 +1,4 @@
-"""Where routers are, in the home of their names: among several shards a router lives in that of its destination."""
+"""Places of routers, in the home of their names: among several shards a router lives in that of its destination."""
 
 from itertools import islice
 from typing import Final

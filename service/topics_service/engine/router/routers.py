@@ -298,7 +298,7 @@ class Routers:
         return list(found)
 
     def stretch(self, request: PullRequest) -> Stretch:
-        """What follows in a log, for routers in another shard. Raises `topic_not_found`, also for another life."""
+        """Stretches of a log, for routers in another shard. Raises `topic_not_found`, also for another life."""
         topic = self._catalog.visible(request.topic)
         if topic.topic_id != request.topic_id:
             raise topic_recreated(request.topic, topic.topic_id)

@@ -16,7 +16,7 @@ Range = tuple[int, int]  # first and last seq
 
 
 class SourceIdentity(Struct, frozen=True, array_like=True):
-    """Which life of a topic in another shard a router copies from."""
+    """The life of a topic in another shard that a router copies from."""
 
     topic_id: str
     epoch: int

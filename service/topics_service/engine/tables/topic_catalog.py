@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from topics_service.engine.catalog import Catalog
-from topics_service.engine.errors import Reason
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import TopicConfig
 from topics_service.engine.tables.errors import invalid_value, sql_error
 from topics_service.engine.tables.model import Alias, Op, Route
@@ -268,6 +268,14 @@ def check_target(topic: Topic, resolved: TopicConfig) -> None:
     if resolved.durability == "ephemeral":
         message = f'topic "{topic.name}" is ephemeral: it can\'t have sources, whose events are written with their rows'
         raise invalid_value(message, topic=topic.name)
+    if topic.log_count < topic.partition_count:
+        raise spread_target(topic)
+
+
+def spread_target(topic: Topic) -> TopicsError:
+    """The refusal of sources for a topic that has, or would have, partitions in other shards than tables."""
+    message = f'topic "{topic.name}" can\'t have sources and partitions in other shards: make it with CREATE TOPIC'
+    return sql_error(Reason.CROSS_SHARD, message, topic=topic.name)
 
 
 def _rows(store: Store, kind: bytes, decode: Callable[[bytes], T]) -> Iterator[T]:

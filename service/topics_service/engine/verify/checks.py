@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from topics_service.engine.parts import PENDING
 from topics_service.engine.snapshot import Snapshot
 from topics_service.engine.verify import auxiliary, catalog, definitions, references, tables
 from topics_service.engine.verify.findings import Findings, Part, Problem
 from topics_service.engine.verify.records import Records
+from topics_service.engine.verify.shards import Catalog
 from topics_service.engine.verify.tagindex import TagIndex
 from topics_service.engine.verify.walk import END, walk
 from topics_service.storage import keys
@@ -55,9 +57,14 @@ class Audit:
     def begin(self) -> None:
         """Read the catalog."""
         self._parts = catalog.parts(self._findings)
-        self.totals.topics = len(self._findings.topics)
+        self.totals.topics = sum(not row.is_part for row in self._findings.topics.values())
         self.totals.partitions = len(self._parts)
         self.expected = sum(part.s.count for part in self._parts.values() if part.s is not None)
+
+    def catalog(self) -> Catalog:
+        """What has to agree with other shards, after `run`."""
+        pending = {key.removeprefix(PENDING) for key, _ in self._findings.rows(Family.META) if key.startswith(PENDING)}
+        return Catalog(self._findings.topics, frozenset(name.decode(errors="replace") for name in pending))
 
     def run(self) -> Totals:
         """Read everything else. Blocks, for as long as the disk takes."""
