@@ -67,8 +67,8 @@ class Hops:
 class RecentHops(Hops):
     """The hops of a log that may be on a cycle over several shards, which no shard sees as a whole.
 
-    It keeps the newest runs only, so that it never makes records wait. The counts of a cycle that is behind by more than
-    these begin again.
+    It keeps the newest runs only, so that it never makes records wait. The counts of a cycle that is behind by
+    more than these begin again.
     """
 
     __slots__ = ()
