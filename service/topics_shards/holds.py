@@ -8,7 +8,6 @@ turn, so one that moves often is sent rarely. After a fault, and at the start of
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
 from itertools import islice
 from typing import Final
 
@@ -19,6 +18,7 @@ from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.offsets.mirrors import Told, revision_of
 from topics_service.engine.offsets.positions import Group, Place
+from topics_service.engine.placement import shard_of, shard_of_placement
 from topics_service.engine.topic import Topic
 from topics_shards.consumers import ShardedConsumers, ShardedPositions
 from topics_shards.locating import Located
@@ -105,16 +105,14 @@ class HoldTeller:
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
-    def connect(cls, shard: int, engine: Engine, api: TopicsApi, located: Located) -> "HoldTeller":
-        """Let the calls on groups and of consumers in a shard of this process reach the other shards.
-
-        `start` comes next, once the engine has recovered.
-        """
+    def serve(cls, shard: int, engine: Engine, api: TopicsApi, located: Located) -> "HoldTeller":
+        """Let the calls on groups and of consumers in a shard of this process reach the other shards, and start."""
         teller = api.positions.teller = cls(shard, engine, api.settled, located)
         api.consumers.positions = ShardedPositions(located)
         if api.sql is not None:
             api.sql.consumers = ShardedConsumers(located)
         api.mirrors.renew = teller.renew
+        teller.start()
         return teller
 
     def start(self) -> None:
@@ -169,10 +167,7 @@ class HoldTeller:
     def _moved(self, group: Group, topic: Topic, partition: int, is_back: bool) -> None:
         """A position has moved in a partition of another shard that waits for the group."""
         key = group.name, Place(topic.name, topic.topic_id, partition)
-        outbox = self._outboxes.get(self._located.shard(topic.name, partition))
-        if outbox is None:
-            self._ask_again([key])
-            return
+        outbox = self._outboxes[self._shard_of(topic, partition)]
         number = outbox.add(key, is_urgent=is_back)
         if is_back:
             self._moves[outbox.shard] = number
@@ -241,7 +236,7 @@ class HoldTeller:
         return {
             (group.name, Place(topic.name, topic.topic_id, partition)): None
             for group, topic, partition in self._engine.groups.index.retained_elsewhere()
-            if self._located.shard(topic.name, partition) == shard
+            if self._shard_of(topic, partition) == shard
         }
 
     def _told(self, name: str, place: Place) -> Told:
@@ -262,18 +257,13 @@ class HoldTeller:
         while self._refused:
             await asyncio.sleep(_ASK_AGAIN_SECONDS)
             refused, self._refused = self._refused, {}
-            for name in dict.fromkeys(place.topic for _, place in refused):
-                with suppress(Exception):  # it is asked again
-                    await self._located.describe(name)  # says where it is
-            retained = {
-                (group.name, Place(topic.name, topic.topic_id, partition))
-                for group, topic, partition in self._engine.groups.index.retained_elsewhere()
-            }
-            for key in refused:
-                outbox = self._outboxes.get(self._located.shard(key[1].topic, key[1].partition))
-                if key not in retained:
-                    continue
-                if outbox is None:
-                    self._refused[key] = None
-                else:
+            for group, topic, partition in self._engine.groups.index.retained_elsewhere():
+                key = group.name, Place(topic.name, topic.topic_id, partition)
+                outbox = self._outboxes.get(self._shard_of(topic, partition)) if key in refused else None
+                if outbox is not None:
                     outbox.add(key, is_urgent=False)
+
+    def _shard_of(self, topic: Topic, partition: int) -> int:
+        """The shard of a partition: that of the topic's placement group, if it has one."""
+        count, placement = self._located.shards.count, topic.placement
+        return shard_of_placement(placement, count) if placement else shard_of(topic.name, partition, count)

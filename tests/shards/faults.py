@@ -66,8 +66,7 @@ class Faults:
         world.all_shards[shard] = Shard(api)
         api.parts.connect(world.shards)
         api.parts.resume()
-        world.tellers[shard] = HoldTeller.connect(shard, engine, api, world.located)
-        world.tellers[shard].start()
+        world.tellers[shard] = HoldTeller.serve(shard, engine, api, world.located)
 
     async def _run(self, shard: int, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         name = method.__qualname__

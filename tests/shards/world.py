@@ -52,11 +52,9 @@ class ShardsWorld:
             api.parts.connect(self.shards)
             api.parts.resume()
         self.tellers = [
-            HoldTeller.connect(number, engine, api, located)
+            HoldTeller.serve(number, engine, api, located)
             for number, (engine, api) in enumerate(zip(engines, apis, strict=True))
         ]
-        for teller in self.tellers:
-            teller.start()
         metrics = Metrics(engines[0], CommitStatistics())
         self.api = ShardedTopics(located, engines[0].limits, metrics, NO_OBSERVERS, LocalHealth(apis))
         self._sql = ShardedSql(located, self.api.consumers)

@@ -64,6 +64,7 @@ class Composition:
         self._server: ShardServer | None = None
         self._process: ProcessObjects | None = None
         self._errands: list[Errands] = []
+        self._tellers: list[HoldTeller] = []
         apis = [core.api for core in cores.values()]
         sources = process_sources(lag, authorizer, resources.traces.statistics)
         metrics = ProcessMetrics([api.metrics for api in apis], sources, self._reports)
@@ -95,9 +96,6 @@ class Composition:
         self.api.sql = ShardedSql(located, self.api.consumers)
         self._kafka = ShardedKafka(self.api, located)
         self._kafka_groups = settings.kafka.groups
-        self.tellers = {
-            shard: HoldTeller.connect(shard, core.engine, core.api, located) for shard, core in cores.items()
-        }
         for api in apis:
             api.parts.connect(self._shards)
             if api.sql is not None:
@@ -131,7 +129,7 @@ class Composition:
     def recovered(self, core: Core) -> None:
         """Begin what a shard does by itself. Call it once its engine has recovered."""
         core.api.parts.resume()
-        self.tellers[core.engine.parts.place.shard].start()
+        self._tellers.append(HoldTeller.serve(core.engine.parts.place.shard, core.engine, core.api, self._located))
         errands = Errands(self._located, core.api, core.engine, SystemClock())
         errands.start()
         self._errands.append(errands)
@@ -151,7 +149,7 @@ class Composition:
     async def close(self) -> None:
         """End the calls between processes, when none of them has any of clients."""
         await self._kafka.stop()
-        for teller in self.tellers.values():
+        for teller in self._tellers:
             await teller.stop()
         for core in self.cores.values():
             core.api.parts.stop()
