@@ -3,14 +3,18 @@
 The home of its name knows which one that is (`engine.router.places`): so names are unique, and calls find it.
 """
 
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from itertools import chain
+from typing import Final, TypeVar
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.observers import Facts, Observers
 from topics_service.api.routers import RoutersApi, discreet
 from topics_service.engine.clock import Clock
-from topics_service.engine.errors import Reason, TopicsError, router_not_found
+from topics_service.engine.errors import TopicsError, router_not_found
 from topics_service.engine.placement import home_of
+from topics_service.engine.router.moves import is_moving
 from topics_service.engine.router.places import RouterPlace
 from topics_service.engine.router.router import (
     DeleteRouterReply,
@@ -23,7 +27,11 @@ from topics_service.engine.router.router import (
 from topics_service.engine.router.routers import may_close_a_cycle
 from topics_service.engine.router.stretch import SourceEnd
 from topics_shards.locating import Located, is_unknown
+from topics_shards.moving import RouterMoves, router_busy
 from topics_shards.pulling import UNMADE_MS
+
+R = TypeVar("R")
+_TRIES: Final = 4
 
 
 class ShardedRouters:
@@ -34,16 +42,18 @@ class ShardedRouters:
         self._shards = located.shards
         self._observers = observers
         self._clock = clock
+        self._moves = RouterMoves(located)
 
     async def put(self, request: PutRouterRequest, *, principal: Principal) -> PutRouterReply:
-        """See RoutersApi. A router does not move to a destination in another shard: `router_repoint_forbidden`.
+        """See RoutersApi. A router with a new destination in another shard moves there.
 
         Of calls that would close a cycle together, without `allow_cycle`, one at least is refused.
         """
         facts: Facts = {"router": request.router, "config": request.config}
         with self._observers("router.put", facts, principal):
             try:
-                reply = await self._put(request, principal)
+                dest = await self._home_of_topic(request.config.dest)
+                reply = await self._settled(request.router, lambda: self._put(request, dest, principal), dest)
             except TopicsError as error:
                 raise discreet(error, principal) from None
             facts["created"] = reply.created
@@ -51,15 +61,22 @@ class ShardedRouters:
 
     async def get(self, name: str, *, principal: Principal) -> RouterState:
         """See RoutersApi."""
-        place = await self._place(name)
-        if place is None:
-            raise router_not_found(name)
-        return await self._shards.call(place.shard, RoutersApi.get, name, principal=principal)
+
+        async def get() -> RouterState:
+            place = await self._place(name)
+            if place is None:
+                raise router_not_found(name)
+            return await self._shards.call(place.shard, RoutersApi.get, name, principal=principal)
+
+        return await self._settled(name, get)
 
     async def page(self, request: ListRoutersRequest, *, principal: Principal) -> ListRoutersReply:
         """See RoutersApi. A page is not of one moment over all shards."""
         pages = await self._shards.each(RoutersApi.page, request, principal=principal)
-        found = sorted(chain.from_iterable(page.routers for page in pages), key=lambda state: state.router)
+        states = {state.router: state for state in chain.from_iterable(page.routers for page in pages)}
+        if len(states) < sum(len(page.routers) for page in pages):
+            await self._prefer_moved(states, pages)
+        found = [states[name] for name in sorted(states)]
         is_last = len(found) <= request.page_size and all(page.next_after is None for page in pages)
         found = found[: request.page_size]
         return ListRoutersReply(routers=found, next_after=None if is_last else found[-1].router)
@@ -68,10 +85,7 @@ class ShardedRouters:
         """See RoutersApi."""
         facts: Facts = {"router": name}
         with self._observers("router.delete", facts, principal):
-            place = await self._place(name)
-            reply = DeleteRouterReply(router=name, deleted=False)
-            if place is not None:
-                reply = await self._remove(name, place, principal)
+            reply = await self._settled(name, lambda: self._delete(name, principal))
             facts["deleted"] = reply.deleted
         return reply
 
@@ -88,13 +102,28 @@ class ShardedRouters:
 
     # --------------------------------------------------------------- internals
 
-    async def _put(self, request: PutRouterRequest, principal: Principal) -> PutRouterReply:
+    async def _settled(self, name: str, work: Callable[[], Awaitable[R]], shard: int | None = None) -> R:
+        """Run a call on a router, once the moves of it that are not finished are. It may be in `shard`, too."""
+        for _ in range(_TRIES):
+            try:
+                return await work()
+            except TopicsError as error:
+                if not is_moving(error, name):
+                    raise
+            await self._moves.settle(name, shard)
+        raise router_busy(name)
+
+    async def _put(self, request: PutRouterRequest, shard: int, principal: Principal) -> PutRouterReply:
         name, given = request.router, request.config
-        shard, source = await self._home_of_topic(given.dest), await self._home_of_topic(given.source)
+        source = await self._home_of_topic(given.source)
         is_foreign = shard != source
         place = await self._place(name)
         if place is not None and place.shard != shard:
-            await self._check_unmade(name, place, principal)
+            if await self._shards.call(place.shard, RoutersApi.having, [name]):
+                await self._moves.move(request, place.shard, shard, source, principal)
+                return PutRouterReply(router=name, created=False, config=given)
+            if abs(self._clock.now_ms() - place.ts) < UNMADE_MS:
+                raise router_busy(name)
         before = await self._shards.call(
             shard, RoutersApi.check, request, principal=principal, is_foreign=is_foreign
         )  # fmt: skip
@@ -103,10 +132,10 @@ class ShardedRouters:
             end = await self._shards.call(source, RoutersApi.source_end, given.source, create=False)
         checks_cycle = not given.allow_cycle and (before is None or may_close_a_cycle(before, given))
         if checks_cycle:
-            await self._check_cycle(request)
+            await self._moves.check_cycle(name, given)
         made = await self._shards.call(self._home(name), RoutersApi.set_place, name, shard, place)
         if made.shard != shard:
-            raise _busy(name)
+            raise router_busy(name)
         if is_foreign:
             if end is None:
                 end = await self._shards.call(source, RoutersApi.source_end, given.source, create=True)
@@ -114,46 +143,31 @@ class ShardedRouters:
         reply = await self._shards.call(shard, RoutersApi.make, request, principal=principal, end=end)
         if checks_cycle and reply.created:
             try:
-                await self._check_cycle(request)  # another call may have closed it meanwhile
+                await self._moves.check_cycle(name, given)  # another call may have closed it meanwhile
             except TopicsError:
                 await self._remove(name, made, principal)
                 raise
         return reply
 
-    async def _check_unmade(self, name: str, place: RouterPlace, principal: Principal) -> None:
-        """Raise unless a router that is to be in another shard was never made, or is gone."""
-        if await self._shards.call(place.shard, RoutersApi.having, [name]):
-            await self._shards.call(place.shard, RoutersApi.check_owner, name, principal=principal)
-            raise TopicsError(
-                Reason.TOPIC_EXISTS_INCOMPATIBLE,
-                f'router "{name}" has a destination in another shard: delete it first',
-                {"router": name, "reason": "router_repoint_forbidden"},
-            )
-        if abs(self._clock.now_ms() - place.ts) < UNMADE_MS:
-            raise _busy(name)
-
-    async def _check_cycle(self, request: PutRouterRequest) -> None:
-        """Raise `router_cycle` if the router closes one: walk upstream, from shard to shard."""
-        source, dest = request.config.source, request.config.dest
-        path = [source]
-        while True:
-            home = self._located.home(path[-1])
-            found = await self._shards.call(home, RoutersApi.upstream, path[-1], request.router)
-            for feeder in found:
-                if feeder in path:
-                    return
-                path.append(feeder)
-                if feeder == dest:
-                    cycle = [source, *reversed(path)]
-                    raise TopicsError(Reason.ROUTER_CYCLE, f"a cycle: {' -> '.join(cycle)}", {"cycle": cycle})
-            if not found:
-                return
+    async def _delete(self, name: str, principal: Principal) -> DeleteRouterReply:
+        place = await self._place(name)
+        if place is None:
+            return DeleteRouterReply(router=name, deleted=False)
+        return await self._remove(name, place, principal)
 
     async def _remove(self, name: str, place: RouterPlace, principal: Principal) -> DeleteRouterReply:
         reply = await self._shards.call(place.shard, RoutersApi.remove, name, principal=principal)
         if reply.deleted:
             await self._shards.call(self._home(name), RoutersApi.remove_place, name, place)
         return reply
+
+    async def _prefer_moved(self, states: dict[str, RouterState], pages: list[ListRoutersReply]) -> None:
+        """Of routers that two shards have, as the end of a move is under way, take that of the place."""
+        counts = Counter(state.router for page in pages for state in page.routers)
+        for name, count in counts.items():
+            place = await self._place(name) if count > 1 else None
+            if place is not None:
+                states.update((name, state) for state in pages[place.shard].routers if state.router == name)
 
     async def _place(self, name: str) -> RouterPlace | None:
         return await self._shards.call(self._home(name), RoutersApi.place, name)
@@ -169,8 +183,3 @@ class ShardedRouters:
             if not is_unknown(error, name):
                 raise
         return self._located.home(name)
-
-
-def _busy(name: str) -> TopicsError:
-    text = f'another call is making the router "{name}"'
-    return TopicsError(Reason.THROTTLED, text, {"retry_after_ms": 1000}, retry_after_ms=1000)

@@ -74,6 +74,22 @@ async def test_copies() -> None:
             assert (await world.api.delete_topic(source)).routers_removed == sorted([f"to-{every}", f"to-{some}"])
 
 
+async def test_a_router_moves() -> None:
+    for homes in ((1, 0, 2), (0, 1, 2), (2, 1, 0)):
+        source, *dests = names(3, *homes)
+        async with open_world() as world:
+            for number in range(6):
+                config = RouterConfig(source=source, dest=dests[number % 2], guarantee="exactly_once")
+                reply = await world.api.routers.put(PutRouterRequest(router="r", config=config), principal=UNRESTRICTED)
+                assert (reply.created, reply.config) == (not number, config)
+                assert (await world.api.routers.get("r", principal=UNRESTRICTED)).config == config
+                batch = Batch([b"%d" % number], tags=[b"x"])
+                await world.api.append(AppendRequest(topic=source, batch=batch), principal=UNRESTRICTED)
+            copies = [[data for data, _, _ in await read(world, dest)] for dest in dests]
+            assert copies == [[b"0", b"2", b"4"], [b"1", b"3", b"5"]]
+            assert sum(len(engine.routers) for engine in world.engines) == 1
+
+
 async def test_dead_letters() -> None:
     for homes in ((1, 0), (0, 1), (2, 1)):
         queue, letters = names(3, *homes)

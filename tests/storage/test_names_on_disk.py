@@ -27,7 +27,7 @@ from topics_service.engine.parts import Pending
 from topics_service.engine.placement import Spread
 from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.jobs import ClaimRequest
-from topics_service.engine.router.router import RouterConfig, RouterRow
+from topics_service.engine.router.router import Arrival, Departure, RouterConfig, RouterRow
 from topics_service.engine.tables import catalog, indexing, removal, topic_catalog
 from topics_service.engine.tables.expressions import (
     Binary,
@@ -113,7 +113,13 @@ STORED: list[tuple[type[msgspec.Struct], bool, str]] = [
             "retain_until_acked_by"
         ),
     ),
-    (RouterRow, True, "version name config created_ts foreign"),
+    (RouterRow, True, "version name config created_ts foreign departure arrival"),
+    (
+        Departure,
+        True,
+        "token origin shard router config create_dest is_foreign source cursor forwarded created_ts",
+    ),
+    (Arrival, True, "token origin"),
     (RouterConfig, False, "source dest preserve_node preserve_tag filter allow_cycle guarantee"),
     (TagMatch, False, "op value"),
     (GroupRow, True, "version name created_ts active_ts"),

@@ -15,9 +15,12 @@ from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError, invalid, topic_recreated
 from topics_service.engine.model import ConfigInput
 from topics_service.engine.router.foreign import ForeignSource
+from topics_service.engine.router.moves import router_moving
 from topics_service.engine.router.places import RouterPlace
 from topics_service.engine.router.router import (
+    Arrival,
     DeleteRouterReply,
+    Departure,
     ListRoutersReply,
     ListRoutersRequest,
     PutRouterReply,
@@ -87,15 +90,7 @@ class RoutersApi:
         self._check_owner(engine, request.router, principal)
         try:
             engine.routers.check(request, is_foreign=end is not None)
-            for _ in range(_ROUNDS):
-                catch_up = engine.routers.move(request)
-                if catch_up is None:
-                    break
-                catch_up = await self._refreshed(catch_up)
-                if catch_up.is_over:
-                    break
-                await _drive(engine, catch_up)
-                _check_moved(catch_up, request)
+            await self._finish(engine, request)
             self._check_owner(self._admit(), request.router, principal)  # after a wait it may be another one
             reply, ticket = engine.routers.put(request, end)
         except TopicsError as error:
@@ -151,16 +146,18 @@ class RoutersApi:
 
     # ------------------------------------------------------------ among shards
 
-    async def check(self, request: PutRouterRequest, *, principal: Principal, is_foreign: bool) -> RouterConfig | None:
+    async def check(
+        self, request: PutRouterRequest, *, principal: Principal, is_foreign: bool, moves: bool = False
+    ) -> RouterConfig | None:
         """Raise the error that `make` would, as far as it is known here; `is_foreign` if the source is elsewhere.
 
-        Returns the present config of the router.
+        Returns the present config of the router, which is in another shard now if it `moves`.
         """
         engine = self._admit()
         check_names(principal, _ends(request.config))
         self._check_owner(engine, request.router, principal)
         try:
-            engine.routers.check(request, is_foreign=is_foreign)
+            engine.routers.check(request, is_foreign=is_foreign, moves=moves)
         except TopicsError as error:
             raise discreet(error, principal) from None
         router = engine.routers.find(request.router)
@@ -169,6 +166,63 @@ class RoutersApi:
     async def check_owner(self, name: str, *, principal: Principal) -> None:
         """Raise `forbidden` unless the router belongs to the caller."""
         self._check_owner(self._admit(), name, principal)
+
+    async def depart(
+        self,
+        request: PutRouterRequest,
+        token: str,
+        here: int,
+        there: int,
+        *,
+        principal: Principal,
+        is_foreign: bool,
+        end: SourceEnd,
+    ) -> Departure:
+        """Forward what a PUT has to forward first, and then stop the router of this shard, durably.
+
+        It goes from `here` to the shard `there`, which `is_foreign` to its source then, `end`.
+        """
+        engine = self._admit()
+        check_names(principal, _ends(request.config))
+        self._check_owner(engine, request.router, principal)
+        await self._finish(engine, request)
+        self._check_owner(self._admit(), request.router, principal)
+        departure, ticket = engine.routers.moves.depart(request, token, here, there, is_foreign=is_foreign, end=end)
+        await self._settle(ticket)
+        return departure
+
+    async def departed(self, name: str) -> Departure | None:
+        """The way of a router that is to leave this shard."""
+        router = self._admit().routers.find(name)
+        if router is None or router.departure is None:
+            return None
+        await self._settle(router.written)
+        return router.departure
+
+    async def arrived(self, name: str) -> Arrival | None:
+        """The way of a router that has come to this shard, and does not forward yet."""
+        router = self._admit().routers.find(name)
+        return None if router is None else router.arrival
+
+    async def arrive(self, departure: Departure) -> None:
+        """Make the router that departed in another shard; it does not forward yet. Raises the error of a PUT."""
+        await self._settle(self._admit().routers.moves.arrive(departure))
+
+    async def activate(self, name: str, token: str) -> None:
+        """Let the router that has arrived here forward."""
+        await self._settle(self._admit().routers.moves.activate(name, token))
+
+    async def discard(self, name: str, token: str) -> None:
+        """Remove the router that has arrived here."""
+        await self._settle(self._admit().routers.moves.discard(name, token))
+
+    async def leave(self, name: str, token: str) -> None:
+        """Remove the router that has departed from here."""
+        await self._settle(self._admit().routers.moves.leave(name, token))
+
+    async def stay(self, name: str, token: str) -> None:
+        """Let the router that has departed from here forward again."""
+        await self._settle(self._admit().routers.moves.stay(name, token))
 
     async def source_end(self, name: str, *, create: bool) -> SourceEnd | None:
         """A topic of this shard as a source in the eyes of others; None if it does not exist, or `create` it."""
@@ -240,9 +294,11 @@ class RoutersApi:
         """The shard of the router; its name's home is here."""
         return self._admit().routers.places.find(name)
 
-    async def set_place(self, name: str, shard: int, expected: RouterPlace | None) -> RouterPlace:
+    async def set_place(
+        self, name: str, shard: int, expected: RouterPlace | None, token: str | None = None
+    ) -> RouterPlace:
         """Set the shard of the router, durably, unless another place than `expected` is known; return that."""
-        place, ticket = self._admit().routers.places.put(name, shard, expected)
+        place, ticket = self._admit().routers.places.put(name, shard, expected, token)
         await self._settle(ticket)
         return place
 
@@ -251,6 +307,18 @@ class RoutersApi:
         await self._settle(self._admit().routers.places.remove(name, expected))
 
     # --------------------------------------------------------------- internals
+
+    async def _finish(self, engine: Engine, request: PutRouterRequest) -> None:
+        """Forward the records of the source before a PUT that changes an end of the router."""
+        for _ in range(_ROUNDS):
+            catch_up = engine.routers.move(request)
+            if catch_up is None:
+                break
+            catch_up = await self._refreshed(catch_up)
+            if catch_up.is_over:
+                break
+            await _drive(engine, catch_up)
+            _check_moved(catch_up, request)
 
     async def _pulled(self, engine: Engine, router: Router) -> None:
         """Return when the router has forwarded what its source in another shard holds now, or that does not answer."""
@@ -278,6 +346,8 @@ class RoutersApi:
         router = engine.routers.find(name)
         if router is not None:
             check_owned(principal, _ends(router.config))
+            if router.is_moving:
+                raise router_moving(name)
 
 
 async def _drive(engine: Engine, catch_up: CatchUp) -> None:

@@ -207,6 +207,8 @@ class ForeignSources:
 
     def join(self, name: str, identity: SourceIdentity, router: "Router", wake: Callable[[], None]) -> ForeignSource:
         """The source for a router, from its cursor on; `wake` is called with its news."""
+        if router.is_moving:
+            return ForeignSource(name, identity, router.cursor)  # nothing is pulled
         self._wakes[name] = wake
         shared = self._shared.get(name)
         if shared is None or shared.identity != identity or not shared.covers(router.cursor):
@@ -221,7 +223,7 @@ class ForeignSources:
     def leave(self, source: ForeignSource, router: "Router") -> None:
         """A router does not copy from the source any more."""
         source.remove(router)
-        if source.routers:
+        if source.routers or source not in self._open:
             return
         del self._open[source]
         self.on_closed(source)

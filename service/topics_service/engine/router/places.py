@@ -16,10 +16,15 @@ _STOP: Final = keys.u64(0) + b"\x03"
 
 
 class RouterPlace(Struct, frozen=True, array_like=True):
-    """The shard that a router is in, or is being made in since `ts` (ms)."""
+    """The shard that a router is in, or is being made in since `ts` (ms).
+
+    `token` is that of the newest move that was decided: the router has moved if it is in the move's shard, and stays if
+    it is in the one that it was to leave.
+    """
 
     shard: int
     ts: int
+    token: str = ""
 
 
 _decode = msgspec.msgpack.Decoder(RouterPlace).decode
@@ -39,12 +44,19 @@ class RouterPlaces:
         row = self._writer.store.get(Family.ROUTERS, place_key(name))
         return None if row is None else _decode(row)
 
-    def put(self, name: str, shard: int, expected: RouterPlace | None) -> tuple[RouterPlace, int]:
-        """Set a place unless another one than `expected` is there; return the one that holds, and the ticket of it."""
-        found = self.find(name)
+    def put(
+        self, name: str, shard: int, expected: RouterPlace | None, token: str | None = None
+    ) -> tuple[RouterPlace, int]:
+        """Set a place unless another one than `expected` is there; return the one that holds, and the ticket of it.
+
+        Each place of a name is another one. `token` None keeps that of the newest move.
+        """
+        found, now = self.find(name), self._clock.now_ms()
         if found is not None and found != expected:
             return found, 0
-        place = RouterPlace(shard, self._clock.now_ms())
+        if found is not None:
+            now, token = max(now, found.ts + 1), found.token if token is None else token
+        place = RouterPlace(shard, now, token or "")
         batch = self._writer.begin()
         batch.put(Family.ROUTERS, place_key(name), msgspec.msgpack.encode(place))
         return place, self._writer.commit(batch)

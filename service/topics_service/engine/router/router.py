@@ -93,10 +93,34 @@ class DeleteRouterReply(Struct, kw_only=True):
     deleted: bool
 
 
+class Departure(Struct, frozen=True, kw_only=True, array_like=True):
+    """A router on its way to another shard, with its new config and what it takes along: see `RouterMoves`."""
+
+    token: str
+    origin: int
+    shard: int
+    router: str
+    config: RouterConfig
+    create_dest: bool
+    is_foreign: bool
+    """True if the source is in another shard than the new destination."""
+    source: SourceIdentity
+    cursor: int
+    forwarded: int
+    created_ts: int
+
+
+class Arrival(Struct, frozen=True, array_like=True):
+    """A router that has come from the shard `origin`, and does not forward yet."""
+
+    token: str
+    origin: int
+
+
 class RouterRow(Struct, kw_only=True, array_like=True):
     """The stored row of a router, without its cursor. New fields go to the end, with a default.
 
-    `foreign` is the source if it is in another shard.
+    `foreign` is the source if it is in another shard. The last two fields are those of a router that moves.
     """
 
     version: int = _VERSION
@@ -104,10 +128,15 @@ class RouterRow(Struct, kw_only=True, array_like=True):
     config: RouterConfig
     created_ts: int
     foreign: SourceIdentity | None = None
+    departure: Departure | None = None
+    arrival: Arrival | None = None
 
     def encode(self) -> bytes:
         """The stored form."""
-        return msgspec.msgpack.encode(self if self.foreign is not None else msgspec.structs.astuple(self)[:-1])
+        fields = list(msgspec.structs.astuple(self))
+        while fields[-1] is None:
+            fields.pop()
+        return msgspec.msgpack.encode(fields)
 
 
 decode_row = msgspec.msgpack.Decoder(RouterRow).decode
@@ -128,11 +157,13 @@ class Router:
     """
 
     __slots__ = (
+        "arrival",
         "config",
         "created_ts",
         "cursor",
         "dedup_from",
         "dedup_to",
+        "departure",
         "dest",
         "fault",
         "foreign",
@@ -156,6 +187,8 @@ class Router:
         self.config = row.config
         self.created_ts = row.created_ts
         self.foreign = row.foreign
+        self.departure = row.departure
+        self.arrival = row.arrival
         self.dest = dest
         self.cursor = cursor
         self.forwarded = forwarded
@@ -168,6 +201,11 @@ class Router:
         self.shown_after = 0  # the ticket of its creation: until then readers don't see it
         self.written = 0  # the ticket of the newest write of its config
         self.ticket = 0  # the ticket that its newest copies wait for, 0 if they are visible
+
+    @property
+    def is_moving(self) -> bool:
+        """Return whether it is on its way from or to another shard, so that it does not forward."""
+        return self.departure is not None or self.arrival is not None
 
     @property
     def lag(self) -> int:
@@ -190,7 +228,14 @@ class Router:
 
     def config_row(self) -> tuple[bytes, bytes]:
         """Key and value of the row of its config."""
-        row = RouterRow(name=self.name, config=self.config, created_ts=self.created_ts, foreign=self.foreign)
+        row = RouterRow(
+            name=self.name,
+            config=self.config,
+            created_ts=self.created_ts,
+            foreign=self.foreign,
+            departure=self.departure,
+            arrival=self.arrival,
+        )
         return config_key(self.number), row.encode()
 
     def cursor_row(self, cursor: int, forwarded: int) -> tuple[bytes, bytes]:

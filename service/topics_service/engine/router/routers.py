@@ -22,6 +22,7 @@ from topics_service.engine.model import ConfigInput
 from topics_service.engine.router.foreign import ForeignSource, ForeignSources
 from topics_service.engine.router.forwarding import Forwarding
 from topics_service.engine.router.graph import RouterGraph
+from topics_service.engine.router.moves import RouterMoves
 from topics_service.engine.router.places import RouterPlaces
 from topics_service.engine.router.rings import Rings
 from topics_service.engine.router.router import (
@@ -63,7 +64,9 @@ class CatchUp:
     def is_over(self) -> bool:
         """Return whether nothing is left to forward, or the router no longer does."""
         router = self.router
-        return router.gone or router.config.source != self.source or router.cursor >= self.head
+        if router.gone or router.is_moving:
+            return True
+        return router.config.source != self.source or router.cursor >= self.head
 
 
 class Routers:
@@ -85,6 +88,7 @@ class Routers:
         self.rings = Rings(self._graph, self._from)
         self.foreign = ForeignSources()
         self.places = RouterPlaces(writer, clock)
+        self.moves = RouterMoves(self, catalog, writer)
         self.pulled: dict[str, int] = {}
         """The topics that routers in other shards copy from at the moment, and how many streams each has."""
         self._grown: dict[str, None] = {}  # sources with records that their routers have not seen
@@ -121,10 +125,10 @@ class Routers:
         router: Router | None = self._routers.get(name)
         return router
 
-    def check(self, request: PutRouterRequest, *, is_foreign: bool = False) -> None:
+    def check(self, request: PutRouterRequest, *, is_foreign: bool = False, moves: bool = False) -> None:
         """Raise if a PUT can't be done now; the checks run in the order of docs/contract.md, 7.2.
 
-        Of a source in another shard, `is_foreign`, nothing is checked.
+        Of a source in another shard, `is_foreign`, nothing is checked. A router that `moves` here is none more.
         """
         names.check_router_name(request.router)
         given, catalog = request.config, self._catalog
@@ -149,7 +153,7 @@ class Routers:
                 )
         router = self.find(request.router)
         limit = self._limits.max_routers
-        if router is None and limit and len(self) + self._limits.elsewhere.routers >= limit:
+        if router is None and not moves and limit and len(self) + self._limits.elsewhere.routers >= limit:
             raise TopicsError(
                 Reason.THROTTLED, "the server has reached its limit of routers",
                 {"limit": "max_routers", "max": self._limits.max_routers},
@@ -272,11 +276,15 @@ class Routers:
 
     def may_be_behind(self, topic: str) -> bool:
         """Return whether a reader of the topic may have to wait: what another shard holds is known there only."""
-        return any(router.foreign is not None or self._is_behind(router) for router in self._to.get(topic, {}).values())
+        routers = self._to.get(topic, {}).values()
+        return any(
+            not router.is_moving and (router.foreign is not None or self._is_behind(router)) for router in routers
+        )
 
     def foreign_feeders(self, topic: str) -> list[Router]:
         """The routers into the topic whose source is in another shard."""
-        return [router for router in self._to.get(topic, {}).values() if router.foreign is not None]
+        routers = self._to.get(topic, {}).values()
+        return [router for router in routers if router.foreign is not None and not router.is_moving]
 
     def of_foreign(self, source: str, topic_id: str | None = None) -> list[Router]:
         """The routers from a topic in another shard: in one life (None: in any)."""
@@ -362,7 +370,7 @@ class Routers:
 
     def _create(self, request: PutRouterRequest, end: SourceEnd | None) -> tuple[PutRouterReply, int]:
         given = request.config
-        source, dest = self._source(given, end), self._end(given.dest)
+        source = self._source(given, end)
         row = RouterRow(name=request.router, config=given, created_ts=self._clock.now_ms(), foreign=_identity(end))
         if source is not None:
             s = source.log.visible(source.config, self._clock.now_ms()) if request.backfill else source.log.view
@@ -370,10 +378,16 @@ class Routers:
         else:
             assert end is not None
             earliest, cursor = end.earliest, end.head
-        router = Router(self._next_number, row, dest, earliest - 1 if request.backfill else cursor, 0)
+        router = self.add(row, source, earliest - 1 if request.backfill else cursor, 0)
+        return PutRouterReply(router=router.name, created=True, config=given), router.written
+
+    def add(self, row: RouterRow, source: Topic | None, cursor: int, forwarded: int) -> Router:
+        """Make a router; `source` is None for one in another shard. Makes its destination if there is none."""
+        given = row.config
+        router = Router(self._next_number, row, self.end(given.dest), cursor, forwarded)
         with Transaction(self._writer) as tx:
             tx.batch.put(Family.ROUTERS, *router.config_row())
-            tx.batch.put(Family.ROUTERS, *router.cursor_row(router.cursor, 0))
+            tx.batch.put(Family.ROUTERS, *router.cursor_row(cursor, forwarded))
             tx.commit()
         self._next_number += 1
         self._routers[router.name] = router
@@ -382,14 +396,14 @@ class Routers:
         self._link(router, source)
         if given.allow_cycle:
             self.rings.find()
-        return PutRouterReply(router=router.name, created=True, config=given), tx.ticket
+        return router
 
     def _change(self, router: Router, given: RouterConfig, end: SourceEnd | None) -> None:
         before = router.config
         ends_change = (given.source, given.dest) != (before.source, before.dest)
         max_slices = None if ends_change else _SLICES_BEFORE_A_CHANGE
-        self._finish(router, must=given.source != before.source, max_slices=max_slices)
-        source, dest, foreign = self._source(given, end), self._end(given.dest), _identity(end)
+        self.finish(router, must=given.source != before.source, max_slices=max_slices)
+        source, dest, foreign = self._source(given, end), self.end(given.dest), _identity(end)
         cursor = router.cursor
         if source is None:
             assert end is not None
@@ -409,7 +423,7 @@ class Routers:
         if ends_change and (self.rings or given.allow_cycle):
             self.rings.find()
 
-    def _finish(self, router: Router, *, must: bool, max_slices: int | None) -> None:
+    def finish(self, router: Router, *, must: bool, max_slices: int | None) -> None:
         """Forward all visible records of the source, in at most `max_slices` slices. If it `must`, raise its fault."""
         slices = 0
         while router.cursor < router.source.log.view.head and slices != max_slices:
@@ -422,9 +436,10 @@ class Routers:
 
     def _source(self, given: RouterConfig, end: SourceEnd | None) -> Topic | None:
         """The source, which is made if it does not exist; None for one in another shard."""
-        return self._end(given.source) if end is None else None
+        return self.end(given.source) if end is None else None
 
-    def _end(self, name: str) -> Topic:
+    def end(self, name: str) -> Topic:
+        """A topic as an end of a router, which is made if it does not exist."""
         return self._catalog.find(name) or self._catalog.create(name, config.resolve(name, ConfigInput()))
 
     def _shown(self, request: ListRoutersRequest, allowed: tuple[str, ...] | None) -> Iterator[Router]:
@@ -455,9 +470,11 @@ class Routers:
                 yield self._routers[name]
 
     def _is_shown(self, router: Router) -> bool:
-        return router.shown_after <= self._writer.synced
+        return router.shown_after <= self._writer.synced and router.arrival is None
 
     def _is_behind(self, router: Router) -> bool:
+        if router.is_moving:
+            return False
         return router.cursor < router.source.log.view.head or router.ticket > self._writer.synced
 
     def _link(self, router: Router, topic: Topic | None) -> None:
@@ -476,6 +493,8 @@ class Routers:
         self._to.setdefault(dest, {})[router.name] = router
         self._graph.add(source, dest)
         router.dedup_to, router.dedup_from, router.pruned_at = None, 0, 0
+        if router.is_moving:
+            self.moves.routers[router.name] = router
         if router.fault is not None:
             router.fault = None
             self._blocked.pop(router, None)
@@ -483,8 +502,20 @@ class Routers:
             self._queue(router)
             self.on_due()
 
+    def relink(self, router: Router) -> None:
+        """Begin or end to leave a router out, which forwards nothing while it moves."""
+        if isinstance(router.source, ForeignSource):
+            name, identity = router.config.source, router.source.identity
+            self.foreign.leave(router.source, router)
+            router.source = self.foreign.join(name, identity, router, self._wakes[name])
+        router.fault = None
+        self._blocked.pop(router, None)
+        self._queue(router)
+        self.on_due()
+
     def _unlink(self, router: Router) -> None:
         source, dest = router.config.source, router.config.dest
+        self.moves.routers.pop(router.name, None)
         for by, end in ((self._from, source), (self._to, dest)):
             del by[end][router.name]
             if not by[end]:
@@ -521,6 +552,8 @@ class Routers:
 
     def _step(self, router: Router) -> bool:
         """One slice. True if there is more; a blocked router pauses for a while."""
+        if router.is_moving:
+            return False
         before = router.cursor
         try:
             more = self.forwarding.step(router, self.rings.hops(router))
