@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +161,62 @@ def test_no_copy_and_no_letter_is_lost_or_there_twice(tmp_path: Path) -> None:
         found = Counter(left + dead)
         assert [number for number, count in found.items() if count > 1] == []
         assert set(acked) <= set(found)
+
+
+@pytest.mark.timeout(180)
+def test_a_router_that_moves_about_leaves_nothing_out_and_copies_nothing_twice(tmp_path: Path) -> None:
+    """Destinations are in all shards, and processes; the source and the router's name are in one."""
+    source, *dests = names(_SHARDS, 0, 0, 1, 2, 3, prefix="m")
+    with serving(tmp_path) as server:
+        server.call("PUT", f"/topics/{source}", {})
+        for dest in dests:
+            server.call("PUT", f"/topics/{dest}", {})
+        server.call("PUT", "/routers/r", {"source": source, "dest": dests[0]})
+        is_over = threading.Event()
+        acked: list[int] = []
+        moved: list[str] = []
+
+        def write() -> None:
+            number = 0
+            while not is_over.is_set():
+                number += 1
+                try:
+                    server.call("POST", f"/topics/{source}", {"records": [{"data": number}]}, again=False)
+                except OSError:
+                    continue
+                acked.append(number)
+
+        def move() -> None:
+            number = 0
+            while not is_over.is_set():
+                number += 1
+                with suppress(OSError):
+                    put = {"source": source, "dest": dests[number % len(dests)]}
+                    moved.append(server.call("PUT", "/routers/r", put, again=False)["dest"])
+
+        def go_on() -> None:
+            enough = len(moved) + 10
+            poll(lambda: len(moved) > enough, 60)
+
+        threads = [threading.Thread(target=work) for work in (write, move, move)]
+        for thread in threads:
+            thread.start()
+        for number in range(_KILLS):
+            go_on()
+            server.kill(number % 2)
+        go_on()
+        is_over.set()
+        for thread in threads:
+            thread.join()
+        put = {"source": source, "dest": dests[1]}
+        assert server.call("PUT", "/routers/r", put)["dest"] == dests[1]
+        written = server.data(source)
+        assert set(acked) <= set(written)
+        poll(lambda: sum(len(server.data(dest)) for dest in dests) >= len(written), 30)
+        found = [server.data(dest) for dest in dests]
+        assert sorted(number for each in found for number in each) == sorted(written)
+        order = {number: place for place, number in enumerate(written)}
+        assert all([order[number] for number in each] == sorted(order[number] for number in each) for each in found)
+        assert [router["router"] for router in server.call("GET", "/routers")["routers"]] == ["r"]
+        server.call("POST", f"/topics/{source}", {"records": [{"data": "last"}]})
+        assert server.data(dests[1])[-1] == "last"

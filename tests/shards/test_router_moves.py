@@ -22,6 +22,7 @@ from topics_service.engine.model import AppendRequest, Batch, ConfigInput, TagMa
 from topics_service.engine.placement import home_of
 from topics_service.engine.router.router import Guarantee, ListRoutersRequest, PutRouterRequest, RouterConfig
 from topics_service.storage.memory import MemoryStore
+from topics_shards.moving import RouterMoves
 from topics_shards.shards import LostCallError
 
 _STEPS = ("depart", "arrive", "set_place", "activate", "leave")
@@ -47,6 +48,10 @@ class Lost:
             return result
 
         world.shards.call = run  # type: ignore[assignment,method-assign]
+
+
+async def nothing() -> None:
+    """Do nothing more."""
 
 
 def living(world: World) -> int:
@@ -345,3 +350,56 @@ async def test_what_came_too_late_is_removed() -> None:
         await until(lambda: living(world) == 1)
         assert world.engine(2).routers.find("r") is not None
         assert home_of(c, 3) == 2
+
+
+async def test_what_has_arrived_is_left_alone_while_its_move_is_under_way() -> None:
+    a, b, c = names(3, 0, 1, 2)
+    async with open_world() as world:
+        await put(world, "r", a, b)
+        call, looks = world.shards.call, 0
+
+        async def run(shard: int, method: Any, /, *args: Any, **kwargs: Any) -> Any:
+            nonlocal looks
+            result = await call(shard, method, *args, **kwargs)
+            if method is RoutersApi.arrive and not looks:
+                looks = 1
+                assert len(world.engine(2).routers) == 1
+                await RouterMoves(world.located).settle_at(2, "r")  # it ends the move before its caller does
+            return result
+
+        world.shards.call = run  # type: ignore[assignment,method-assign]
+        assert (await put(world, "r", a, c)).config.dest == c
+        assert looks == 1
+        await world.append(a, b"1")
+        assert await world.read(c) == [b"1"]
+        assert living(world) == 1
+
+
+async def test_nothing_is_pulled_for_a_router_that_has_departed() -> None:
+    a, b, c = names(3, 0, 1, 2)
+    async with open_world() as world:
+        await put(world, "r", a, b)
+        pulled = world.engine(1).routers.foreign
+        assert len(list(pulled)) == 1
+        Lost(world, "depart", answer=True, then=nothing)
+        with pytest.raises(LostCallError):
+            await put(world, "r", a, c)
+        assert not list(pulled)
+        await world.crash(1)
+        assert not list(world.engine(1).routers.foreign)
+        await world.append(a, b"1")
+        await settled(world)
+        assert (await world.read(c), await state(world)) == ([b"1"], (a, c, 1, 0))
+
+
+async def test_each_place_is_another_one_and_remembers_the_newest_move() -> None:
+    async with open_world() as world:
+        places = world.engine(0).routers.places
+        first, _ = places.put("r", 1, None)
+        moved, _ = places.put("r", 2, first, "token")
+        assert (moved.shard, moved.token) == (2, "token")
+        assert places.put("r", 1, first, "other")[0] == moved, "it was another one meanwhile"
+        again, _ = places.put("r", 2, moved)
+        assert (again.shard, again.token) == (2, "token")
+        assert again.ts > moved.ts > first.ts
+        assert places.find("r") == again

@@ -33,8 +33,9 @@ from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.deadletters import origin, stamp, strip
 from topics_service.engine.redirects import Redirect, decode_redirect
 from topics_service.engine.router import provenance
-from topics_service.engine.router.router import RouterConfig, RouterRow, decode_cursor
+from topics_service.engine.router.router import Departure, RouterConfig, RouterRow, decode_cursor
 from topics_service.engine.router.router import decode_row as decode_router
+from topics_service.engine.router.stretch import SourceIdentity
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.topic import TopicRow
 from topics_service.engine.topic import decode_row as decode_topic
@@ -52,6 +53,23 @@ _PART = replace(_TOPIC, spread=Spread(5, 1, 3, epoch=7, revision=2))
 _HOME = replace(_TOPIC, log_ids=[4], spread=Spread(1, 0, 8, shards=(2, 5)))
 _PENDING = Pending("top_x", 7, 2, True, (2, 5))
 _ROUTER = RouterRow(name="r", config=RouterConfig(source="a", dest="b", filter=TagMatch("Glob", b"x")), created_ts=3)
+_MOVING_ROUTER = replace(
+    _ROUTER,
+    foreign=SourceIdentity("id", 7),
+    departure=Departure(
+        token="t",
+        origin=1,
+        shard=2,
+        router="r",
+        config=_ROUTER.config,
+        create_dest=True,
+        is_foreign=False,
+        source=SourceIdentity("id", 7),
+        cursor=5,
+        forwarded=4,
+        created_ts=3,
+    ),
+)
 _DELIVERY = leases.Delivery("worker", "lease_" + "ab" * 16, 99, 2, 3)
 _ATTEMPTS = (Attempt(1, 98, "worker", "why", True), Attempt(2, 99, "other", ""))
 _RUNS = [(1, 5, 2), (9, 7, 1)]
@@ -239,7 +257,7 @@ TARGETS = (
         name="row of a router",
         decode=decode_router,
         errors=DAMAGE,
-        samples=[_ROUTER.encode()],
+        samples=[_ROUTER.encode(), _MOVING_ROUTER.encode()],
         covers=(f"{_ENGINE}.router.router",),
         again=RouterRow.encode,
     ),
