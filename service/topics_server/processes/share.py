@@ -81,6 +81,7 @@ def let_finish(control: socket.socket) -> None:
 def read(control: socket.socket) -> dict[str, Any] | None:
     """The next message of a process; None if it is gone, or sends something else."""
     try:
-        return dict(json.loads(control.recv(_MAX_MESSAGE)))
-    except (OSError, ValueError):
+        found = json.loads(control.recv(_MAX_MESSAGE))
+    except (OSError, ValueError, RecursionError):
         return None
+    return found if isinstance(found, dict) else None
