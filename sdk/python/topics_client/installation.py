@@ -22,6 +22,7 @@ _OURS: Final = frozenset(
         "topics_proto",
         "topics_server",
         "topics_service",
+        "topics_shards",
         "topics_sql",
     }
 )

@@ -76,6 +76,7 @@ def test_commands_that_call_a_server_take_the_same_arguments_before_and_behind(t
         "backup prune",
         "verify",
         "repair",
+        "split",
         "cluster init",
         "cluster check",
         "cluster finalize",

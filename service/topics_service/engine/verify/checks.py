@@ -62,7 +62,7 @@ class Audit:
         self.expected = sum(part.s.count for part in self._parts.values() if part.s is not None)
 
     def catalog(self) -> Catalog:
-        """What has to agree with other shards, after `run`."""
+        """The facts that have to agree with other shards, known after `run`."""
         pending = {key.removeprefix(PENDING) for key, _ in self._findings.rows(Family.META) if key.startswith(PENDING)}
         return Catalog(self._findings.topics, frozenset(name.decode(errors="replace") for name in pending))
 
