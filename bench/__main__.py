@@ -12,6 +12,7 @@ from bench import (
     http,
     kafka,
     length,
+    processes,
     queue,
     routers,
     scale,
@@ -43,6 +44,7 @@ _GROUPS = {
     "size": size.run,
     "cluster": cluster.run,
     "shards": shards.run,
+    "processes": processes.run,
 }
 _ALONE = {"size"}
 """Run only when they are named."""
