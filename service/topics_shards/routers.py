@@ -137,7 +137,7 @@ class ShardedRouters:
         source, dest = request.config.source, request.config.dest
         path = [source]
         while True:
-            home = self._located.home(path[-1])
+            home = await self._home_of_topic(path[-1])
             found = await self._shards.call(home, RoutersApi.upstream, path[-1], request.router)
             for feeder in found:
                 if feeder in path:

@@ -120,6 +120,37 @@ async def test_statements_reach_the_tables_from_any_shard(tmp_path: Path) -> Non
         assert (await sql("SELECT count(*) AS n FROM t"))["results"][0]["rows"] == [[2]]
 
 
+async def test_limits_count_what_is_in_other_shards(tmp_path: Path) -> None:
+    limits = settings(tmp_path, shards=4, max_topics=4, max_total_bytes=2000)
+    async with (
+        ShardedServer(limits) as server,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.http_port}/v0") as http,
+    ):
+
+        async def refusal(reply: httpx.Response) -> Any:
+            assert reply.status_code == 429, reply.text
+            return reply.json()["error"]["detail"]
+
+        async def write(name: str, size: int) -> httpx.Response:
+            return await http.post(f"/topics/{name}", json={"records": [{"data": "x" * (size - 2)}]})
+
+        first, second, third = (next(name for name in NAMES if home_of(name, 4) == shard) for shard in range(3))
+        no_topic = {"limit": "max_topics", "max": 4}
+        assert (await http.put(f"/topics/{first}", json={"partition_count": 3})).status_code == 201
+        assert await refusal(await http.put(f"/topics/{second}", json={"partition_count": 2})) == no_topic
+        assert await refusal(await http.put(f"/topics/{first}", json={"partition_count": 5})) == no_topic
+        assert (await http.put(f"/topics/{second}", json={})).status_code == 201
+        assert await refusal(await write(third, 9)) == no_topic
+        assert (await http.delete(f"/topics/{first}")).status_code == 200
+        for name in (first, second, third):
+            assert (await http.put(f"/topics/{name}", json={})).status_code in (200, 201)
+        for name in (first, second):
+            assert (await write(name, 1000)).status_code == 200
+        assert await refusal(await write(third, 3)) == {"limit": "max_total_bytes", "max": 2000}
+        assert (await http.post(f"/topics/{first}/delete", json={"before_seq": 2})).status_code == 200
+        assert (await write(third, 1000)).status_code == 200
+
+
 @pytest.fixture
 def several(tmp_path: Path) -> Iterator[ServerProcess]:
     """Two processes with four shards."""

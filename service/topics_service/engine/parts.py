@@ -234,7 +234,6 @@ class Parts:
                 Reason.INTERNAL, f'shard {self.place.shard} has a part of another topic "{name}"', {"topic": name}
             )
         if definition.revision > known.revision:
-            self._catalog.check_capacity(len(spread.numbers) - len(topic.logs))
             row = topic.row(definition.config, kafka_configs=definition.kafka_configs, spread=spread)
             count = max(definition.partition_count, topic.partition_count)
             self._calls.reconfigure(topic, row, count, lambda tx: tx.stage(_Awaited()))
