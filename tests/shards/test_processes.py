@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,11 @@ from support.server import ServerProcess, StartFailedError
 from support.waiting import poll
 from topics_client import AsyncTopicsClient
 from topics_server.errors import StartError
+from topics_server.processes import share
 from topics_server.processes.board import Board, ShardElsewhere
+from topics_server.processes.ledger import Ledger
 from topics_server.processes.serving import ShardedServer
+from topics_server.processes.share import Share
 from topics_server.server import Server
 from topics_server.settings import Settings, SettingsError, load
 from topics_service import __version__
@@ -318,3 +322,13 @@ def test_a_shard_counts_what_the_others_have() -> None:
         board.take(shard, nbytes)
     assert [ShardElsewhere(board, shard).taken for shard in range(3)] == [15, 105, 110]
     assert [board.ready(shard).reason for shard in range(3)] == ["not_ready"] * 3
+
+
+def test_a_long_error_of_a_process_comes_to_its_parent() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        part = Share(process=0, processes=1, count=1, sockets=Path(), control=theirs, board=Board(1), ledger=Ledger(1))
+        part.tell(failed="é" * 100_000)
+        message = share.read(ours)
+    assert message is not None
+    assert message["failed"].startswith("ééé")
