@@ -28,7 +28,11 @@ from topics_server.processes.share import Share
 from topics_server.server import Server
 from topics_server.settings import Settings, SettingsError, load
 from topics_service import __version__
+from topics_service.engine.clock import SystemClock
+from topics_service.engine.engine import Engine
+from topics_service.engine.model import ConfigInput
 from topics_service.engine.placement import home_of
+from topics_service.storage.memory import MemoryStore
 
 NAMES = [f"topic-{number}" for number in range(12)]
 assert len({home_of(name, 4) for name in NAMES}) == 4
@@ -332,3 +336,12 @@ def test_a_long_error_of_a_process_comes_to_its_parent() -> None:
         message = share.read(ours)
     assert message is not None
     assert message["failed"].startswith("ééé")
+
+
+def test_a_shard_shows_its_topics_with_the_write_that_made_them() -> None:
+    engine, board = Engine(MemoryStore(), SystemClock()), Board(2)
+    for name in NAMES:
+        engine.put_topic(name, ConfigInput())
+    board.measure(1, engine)
+    assert board.ready(1).topics == len(NAMES)
+    assert ShardElsewhere(board, 0).partitions == len(NAMES)

@@ -42,6 +42,7 @@ class Board:
     def measure(self, shard: int, engine: Engine) -> None:
         """Write how much is in a shard of this process."""
         at, values = shard * _FIELDS, self._values
+        values[at + _TOPICS] = len(engine.catalog)
         values[at + _PARTITIONS] = engine.catalog.partitions
         values[at + _ROUTERS] = len(engine.routers)
         values[at + _GROUPS] = len(engine.groups)
