@@ -7,9 +7,6 @@ from typing import Any, Final, NamedTuple
 from topics_client import units
 from topics_client.environment import split_host
 
-MOST_SHARDS: Final = 64
-"""The most shards of a data directory, and processes that share them."""
-
 _SWITCH: Final = {"1": True, "true": True, "0": False, "false": False}
 _MAX_I64: Final = (1 << 63) - 1
 _MAX_PORT: Final = 65535

@@ -19,9 +19,10 @@ from topics_server.logs import FORMATS
 from topics_server.memory import Plan, plan
 from topics_server.setting_checks import SettingsError as SettingsError
 from topics_server.setting_checks import check
-from topics_server.setting_kinds import MOST_SHARDS, Read, one_of, read_address, read_members, read_port, read_store
+from topics_server.setting_kinds import Read, one_of, read_address, read_members, read_port, read_store
 from topics_server.setting_kinds import setting as _setting
 from topics_service.api.access.hosts import Hosts, parse_authority, read_names, read_origins
+from topics_service.storage.shardfiles import MOST_SHARDS
 
 if TYPE_CHECKING:
     from topics_server.keys import Keys

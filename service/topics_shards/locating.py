@@ -1,8 +1,8 @@
 """The shard that a call on a topic goes to."""
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
 from topics_service.api.parts import PartsApi
@@ -11,7 +11,7 @@ from topics_service.engine.errors import Reason, TopicsError, is_in_another_shar
 from topics_service.engine.parts import TopicDefinition
 from topics_service.engine.placement import home_of, shard_of, shard_of_placement
 from topics_service.engine.redirects import ElsewhereError, Redirect
-from topics_shards.shards import LostCallError, Method, P, R, Shards
+from topics_shards.shards import LostCallError, Method, P, R, Shards, StreamMethod
 
 _MAX_PLACED: Final = 65_536
 _TRIES: Final = 4
@@ -56,6 +56,30 @@ class Located:
                 break
         return await self.shards.call(self.home(name), method, *args, **kwargs)
 
+    async def stream(
+        self, name: str, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[R, None]:
+        """Run a generator on the shard of a topic's partition 0; as `Shards.stream` does."""
+        for _ in range(_TRIES):
+            shard, is_open = self.shard(name, 0), False
+            async with aclosing(self.shards.stream(shard, method, *args, **kwargs)) as items:
+                try:
+                    async for item in items:
+                        is_open = True
+                        yield item
+                except TopicsError as error:
+                    if is_open or not await self.has_moved(name, shard, error):
+                        raise
+                else:
+                    return
+        raise TopicsError(Reason.NOT_READY, f'topic "{name}" moves between shards')
+
+    async def has_moved(self, name: str, shard: int, error: TopicsError) -> bool:
+        """Return whether the error of a call says that the topic is in another shard, where calls go from now on."""
+        if not is_unknown(error, name) and not is_in_another_shard(error, name):
+            return False
+        return await self._is_elsewhere(name, shard, error)
+
     # ------------------------------------------------------------------- parts
 
     async def extend(self, name: str, shard: int) -> bool:
@@ -79,9 +103,7 @@ class Located:
             try:
                 return await self.shards.call(home, method, *args, **kwargs)
             except TopicsError as error:
-                if not is_unknown(error, name) and not is_in_another_shard(error, name):
-                    raise
-                if not await self._is_elsewhere(name, home, error):
+                if not await self.has_moved(name, home, error):
                     raise
             except LostCallError:
                 continue

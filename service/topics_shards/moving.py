@@ -19,7 +19,7 @@ from topics_service.engine.placement import home_of
 from topics_service.engine.router.places import RouterPlace
 from topics_service.engine.router.router import Arrival, Departure, PutRouterRequest, RouterConfig
 from topics_service.engine.router.routers import Routers
-from topics_shards.locating import Located
+from topics_shards.locating import Located, is_unknown
 from topics_shards.shards import LostCallError
 
 _TRIES: Final = 3
@@ -37,7 +37,7 @@ class RouterMoves:
     async def move(self, request: PutRouterRequest, origin: int, shard: int, source: int, principal: Principal) -> None:
         """Move a router, with its new config, from the shard `origin` to that of its new destination.
 
-        `source` is the shard of its source. Raises the error of a PUT; the router goes on as before then.
+        `source` is the shard of its source. Raises the error of a PUT; the router stays as it is then.
         """
         name, given, is_foreign = request.router, request.config, source != shard
         await self._shards.call(origin, RoutersApi.check_owner, name, principal=principal)
@@ -87,7 +87,7 @@ class RouterMoves:
         source, dest = config.source, config.dest
         path = [source]
         while True:
-            home = self._located.home(path[-1])
+            home = await self.home_of_topic(path[-1])
             found = await self._shards.call(home, RoutersApi.upstream, path[-1], name)
             for feeder in found:
                 if feeder in path:
@@ -98,6 +98,15 @@ class RouterMoves:
                     raise TopicsError(Reason.ROUTER_CYCLE, f"a cycle: {' -> '.join(cycle)}", {"cycle": cycle})
             if not found:
                 return
+
+    async def home_of_topic(self, name: str) -> int:
+        """The shard of a topic, also if that is not the one of its name."""
+        try:
+            await self._located.describe(name)
+        except TopicsError as error:
+            if not is_unknown(error, name):
+                raise
+        return self._located.home(name)
 
     # --------------------------------------------------------------- internals
 

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, aclosing
 from topics_service.api.access.auth import Principal
 from topics_service.api.queues import QueuesApi
 from topics_service.api.work import WorkFrame
+from topics_service.engine.errors import TopicsError
 from topics_service.engine.queue.jobs import (
     ClaimReply,
     ClaimRequest,
@@ -35,8 +36,12 @@ class ShardedQueues:
         """See QueuesApi. Leases of a claim that was cancelled are released, also when its answer was on the way."""
         shards, shard = self._located.shards, self._located.shard(request.topic, 0)
         if shard in shards.local:
-            return await shards.call(shard, QueuesApi.claim, request)
-        handed = shards.stream(shard, QueuesApi.hand_over, request)
+            try:
+                return await shards.call(shard, QueuesApi.claim, request)
+            except TopicsError as error:
+                if not await self._located.has_moved(request.topic, shard, error):
+                    raise
+        handed = self._located.stream(request.topic, QueuesApi.hand_over, request)
         try:
             reply = await anext(handed)
         except BaseException:
@@ -60,11 +65,12 @@ class ShardedQueues:
         return await self._located.call(request.topic, 0, QueuesApi.extend, request)
 
     async def push(self, request: ClaimRequest, *, principal: Principal) -> AsyncGenerator[WorkFrame, None]:
-        """See QueuesApi. Jobs are leased only when the next frame is asked for."""
-        shards, shard = self._located.shards, self._located.shard(request.topic, 0)
-        with self._connection(principal):
-            frames = shards.stream(shard, QueuesApi.push, request, principal=principal, slot=False)
-            async with aclosing(frames):
+        """See QueuesApi. Jobs are leased only when the frame after the first one is asked for."""
+        frames = self._located.stream(request.topic, QueuesApi.push, request, principal=principal, slot=False)
+        async with aclosing(frames):
+            first = await anext(frames)
+            with self._connection(principal):
+                yield first
                 async for frame in frames:
                     yield frame
 

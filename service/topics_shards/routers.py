@@ -26,7 +26,7 @@ from topics_service.engine.router.router import (
 )
 from topics_service.engine.router.routers import may_close_a_cycle
 from topics_service.engine.router.stretch import SourceEnd
-from topics_shards.locating import Located, is_unknown
+from topics_shards.locating import Located
 from topics_shards.moving import RouterMoves, router_busy
 from topics_shards.pulling import UNMADE_MS
 
@@ -52,7 +52,7 @@ class ShardedRouters:
         facts: Facts = {"router": request.router, "config": request.config}
         with self._observers("router.put", facts, principal):
             try:
-                dest = await self._home_of_topic(request.config.dest)
+                dest = await self._moves.home_of_topic(request.config.dest)
                 reply = await self._settled(request.router, lambda: self._put(request, dest, principal), dest)
             except TopicsError as error:
                 raise discreet(error, principal) from None
@@ -115,7 +115,7 @@ class ShardedRouters:
 
     async def _put(self, request: PutRouterRequest, shard: int, principal: Principal) -> PutRouterReply:
         name, given = request.router, request.config
-        source = await self._home_of_topic(given.source)
+        source = await self._moves.home_of_topic(given.source)
         is_foreign = shard != source
         place = await self._place(name)
         if place is not None and place.shard != shard:
@@ -174,12 +174,3 @@ class ShardedRouters:
 
     def _home(self, name: str) -> int:
         return home_of(name, self._shards.count)
-
-    async def _home_of_topic(self, name: str) -> int:
-        """The shard of a topic, also if that is not the one of its name."""
-        try:
-            await self._located.describe(name)
-        except TopicsError as error:
-            if not is_unknown(error, name):
-                raise
-        return self._located.home(name)

@@ -230,25 +230,28 @@ def test_markers_go_after_an_hour(pair: Pair) -> None:
     assert markers() == 0
 
 
-def test_a_limit_counts_partitions_where_their_logs_are() -> None:
-    home = World(CrashStore(), place=Place(0, 3), limits=Limits(max_topics=2))
-    other = World(CrashStore(), place=Place(1, 3), limits=Limits(max_topics=2))
-    home.engine.put_topic(NAME, ConfigInput(), 6)
+def test_a_limit_counts_all_partitions_of_a_topic_at_its_home() -> None:
+    stores = CrashStore(), CrashStore()
+    home = World(stores[0], place=Place(0, 3), limits=Limits(max_topics=6))
+    other = World(stores[1], place=Place(1, 3), limits=Limits(max_topics=6))
+    home.engine.put_topic(NAME, ConfigInput(), 5)
     definition = home.engine.parts.register(NAME, 1)
     other.engine.parts.adopt(definition)
-    for world in (home, other):
-        assert not world.engine.catalog.has_room_for(1)
+    for _ in range(2):
+        assert home.engine.catalog.partitions == 5
+        assert not home.engine.catalog.has_room_for(2)
+        assert other.engine.catalog.partitions == 0
+        home, other = (
+            World(store, place=Place(shard, 3), limits=Limits(max_topics=6)) for shard, store in enumerate(stores)
+        )
     with refused("throttled"):
         home.engine.put_topic(NAME, ConfigInput(), 7)
     home.engine.put_topic(NAME, ConfigInput(), 6)
-    with refused("throttled"):
-        other.engine.parts.adopt(
-            TopicDefinition(**{f: getattr(definition, f) for f in definition.__struct_fields__} | {
-                "revision": 9, "partition_count": 8
-            })
-        )  # fmt: skip
+    assert not home.engine.catalog.has_room_for(1)
+    other.engine.parts.adopt(home.engine.parts.define(NAME))
     other.engine.parts.drop(NAME, definition.topic_id)
-    assert other.engine.catalog.has_room_for(2)
+    home.engine.delete_topic(NAME)
+    assert home.engine.catalog.partitions == other.engine.catalog.partitions == 0
 
 
 def test_retention_of_a_part(pair: Pair) -> None:

@@ -65,6 +65,7 @@ ELSEWHERE: Final = {
     "topics_service.storage.kafkablock:inflated_size": _BATCHES,
     "topics_service.storage.keys": "its layouts; `key of a row` goes through them",
     "topics_service.engine.blocks:inflate": "tests/engine/test_packed_records.py",
+    "topics_service.engine.router.copies:inflate": "a protocol without code",
     "topics_service.engine.verify": _VERIFY,
     "topics_service.engine.repair": "tests/corruption/test_repair_rows.py",
     "topics_service.engine.queue.schedule": _VERIFY,

@@ -36,7 +36,9 @@ class Samples:
         """A value of the type."""
         rng, origin, arguments = self.rng, get_origin(hint), get_args(hint)
         if origin is Annotated:
-            return self.of(arguments[0])
+            while not _fits(value := self.of(arguments[0]), hint):
+                continue
+            return value
         if origin is Literal:
             return rng.choice(arguments)
         if origin is Union or origin is types.UnionType:
@@ -197,3 +199,12 @@ def records(block: Block, start: int, stop: int) -> list[Any]:
         )
         for i in range(start, stop)
     ] + [block.max_ts]
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether the constraints of a type allow a value of it."""
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        return False
+    return True

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +20,19 @@ from support.server import ServerProcess, StartFailedError
 from support.waiting import poll
 from topics_client import AsyncTopicsClient
 from topics_server.errors import StartError
+from topics_server.processes import share
 from topics_server.processes.board import Board, ShardElsewhere
+from topics_server.processes.ledger import Ledger
 from topics_server.processes.serving import ShardedServer
+from topics_server.processes.share import Share
 from topics_server.server import Server
 from topics_server.settings import Settings, SettingsError, load
 from topics_service import __version__
+from topics_service.engine.clock import SystemClock
+from topics_service.engine.engine import Engine
+from topics_service.engine.model import ConfigInput
 from topics_service.engine.placement import home_of
+from topics_service.storage.memory import MemoryStore
 
 NAMES = [f"topic-{number}" for number in range(12)]
 assert len({home_of(name, 4) for name in NAMES}) == 4
@@ -118,6 +126,37 @@ async def test_statements_reach_the_tables_from_any_shard(tmp_path: Path) -> Non
         await sql("CREATE TABLE t (id INTEGER PRIMARY KEY)")
         await sql("INSERT INTO t VALUES (1), (2)")
         assert (await sql("SELECT count(*) AS n FROM t"))["results"][0]["rows"] == [[2]]
+
+
+async def test_limits_count_what_is_in_other_shards(tmp_path: Path) -> None:
+    limits = settings(tmp_path, shards=4, max_topics=4, max_total_bytes=2000)
+    async with (
+        ShardedServer(limits) as server,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.http_port}/v0") as http,
+    ):
+
+        async def refusal(reply: httpx.Response) -> Any:
+            assert reply.status_code == 429, reply.text
+            return reply.json()["error"]["detail"]
+
+        async def write(name: str, size: int) -> httpx.Response:
+            return await http.post(f"/topics/{name}", json={"records": [{"data": "x" * (size - 2)}]})
+
+        first, second, third = (next(name for name in NAMES if home_of(name, 4) == shard) for shard in range(3))
+        no_topic = {"limit": "max_topics", "max": 4}
+        assert (await http.put(f"/topics/{first}", json={"partition_count": 3})).status_code == 201
+        assert await refusal(await http.put(f"/topics/{second}", json={"partition_count": 2})) == no_topic
+        assert await refusal(await http.put(f"/topics/{first}", json={"partition_count": 5})) == no_topic
+        assert (await http.put(f"/topics/{second}", json={})).status_code == 201
+        assert await refusal(await write(third, 9)) == no_topic
+        assert (await http.delete(f"/topics/{first}")).status_code == 200
+        for name in (first, second, third):
+            assert (await http.put(f"/topics/{name}", json={})).status_code in (200, 201)
+        for name in (first, second):
+            assert (await write(name, 1000)).status_code == 200
+        assert await refusal(await write(third, 3)) == {"limit": "max_total_bytes", "max": 2000}
+        assert (await http.post(f"/topics/{first}/delete", json={"before_seq": 2})).status_code == 200
+        assert (await write(third, 1000)).status_code == 200
 
 
 @pytest.fixture
@@ -287,3 +326,22 @@ def test_a_shard_counts_what_the_others_have() -> None:
         board.take(shard, nbytes)
     assert [ShardElsewhere(board, shard).taken for shard in range(3)] == [15, 105, 110]
     assert [board.ready(shard).reason for shard in range(3)] == ["not_ready"] * 3
+
+
+def test_a_long_error_of_a_process_comes_to_its_parent() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        part = Share(process=0, processes=1, count=1, sockets=Path(), control=theirs, board=Board(1), ledger=Ledger(1))
+        part.tell(failed="é" * 100_000)
+        message = share.read(ours)
+    assert message is not None
+    assert message["failed"].startswith("ééé")
+
+
+def test_a_shard_shows_its_topics_with_the_write_that_made_them() -> None:
+    engine, board = Engine(MemoryStore(), SystemClock()), Board(2)
+    for name in NAMES:
+        engine.put_topic(name, ConfigInput())
+    board.measure(1, engine)
+    assert board.ready(1).topics == len(NAMES)
+    assert ShardElsewhere(board, 0).partitions == len(NAMES)

@@ -1,16 +1,16 @@
 """Queues over several shards: each call runs where the queue is, and what a worker has not got is leased to nobody."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 
 import pytest
 from shards.world import ShardsWorld, open_shards
 
-from topics_service.api.access.auth import UNRESTRICTED
+from topics_service.api.access.auth import UNRESTRICTED, Principal
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, QueueCounters
-from topics_service.engine.placement import home_of
+from topics_service.engine.placement import home_of, shard_of_placement
 from topics_service.engine.queue.jobs import ClaimRequest, Job, ListJobsRequest, SettleRequest
 from topics_service.engine.watch.frames import ErrorFrame, HeartbeatFrame
 from topics_shards.locating import Located
@@ -162,3 +162,49 @@ async def test_a_work_stream_ends_with_its_queue() -> None:
             last = await anext(frames)
             assert isinstance(last, ErrorFrame)
             assert last.terminal
+
+
+async def placed_queue(world: ShardsWorld) -> str:
+    """A queue of one job in another shard than its name says, which the caller's process does not know."""
+    name, placement = "q:a", next(f"g{n}" for n in range(99) if shard_of_placement(f"g{n}", 3) != home_of("q:a", 3))
+    await world.api.put_topic(name, QUEUE, principal=UNRESTRICTED, placement=placement)
+    await world.api.append(AppendRequest(topic=name, batch=Batch([b"1"])), principal=UNRESTRICTED)
+    world.located.forget(name)
+    return name
+
+
+async def test_a_claim_finds_a_queue_of_a_placement_group() -> None:
+    async with open_shards(3) as world:
+        name = await placed_queue(world)
+        reply = await world.api.queues.claim(ClaimRequest(topic=name, node="w"))
+        assert [job.seq for job in reply.jobs] == [1]
+
+
+async def test_a_push_stream_finds_a_queue_of_a_placement_group() -> None:
+    async with open_shards(3) as world:
+        name = await placed_queue(world)
+        async with aclosing(world.api.queues.push(ClaimRequest(topic=name, node="w"), principal=UNRESTRICTED)) as jobs:
+            frames = [await anext(jobs) for _ in range(2)]
+        assert isinstance(frames[0], HeartbeatFrame)
+        assert isinstance(frames[1], list)
+        assert [job.seq for job in frames[1]] == [1]
+
+
+async def test_a_push_stream_that_can_not_be_takes_no_slot() -> None:
+    taken = []
+
+    @contextmanager
+    def connection(_: Principal) -> Iterator[None]:
+        taken.append(True)
+        if taken:
+            raise TopicsError(Reason.THROTTLED, "text")
+        yield
+
+    async with open_queue() as world:
+        queues = ShardedQueues(world.located, connection)
+        for name, reason in (("absent", Reason.TOPIC_NOT_FOUND), (NAMES[0], Reason.THROTTLED)):
+            with pytest.raises(TopicsError) as caught:
+                await anext(queues.push(ClaimRequest(topic=name, node="w"), principal=UNRESTRICTED))
+            assert caught.value.reason is reason
+            assert taken == [True] * (reason is Reason.THROTTLED)
+        assert counters(world, NAMES[0]).in_flight == 0

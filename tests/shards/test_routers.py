@@ -20,7 +20,7 @@ from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DeleteRequest, DiffRequest, TagMatch
-from topics_service.engine.placement import Place, home_of
+from topics_service.engine.placement import Place, home_of, shard_of_placement
 from topics_service.engine.router.places import RouterPlace
 from topics_service.engine.router.router import (
     Guarantee,
@@ -150,6 +150,18 @@ async def test_rules_are_those_of_one_engine() -> None:
         assert ([state.router for state in found.routers], found.next_after) == (["ab"], "ab")
         rest = await world.api.routers.page(ListRoutersRequest(after="ab"), principal=UNRESTRICTED)
         assert ([state.router for state in rest.routers], rest.next_after) == (["bc"], None)
+
+
+async def test_a_cycle_is_found_through_a_topic_of_a_placement_group() -> None:
+    a, b, c = names(3, 0, 1, 2)
+    placement = next(f"g{number}" for number in range(99) if shard_of_placement(f"g{number}", 3) == 0)
+    async with open_world() as world:
+        await world.api.put_topic(c, ConfigInput(), principal=UNRESTRICTED, placement=placement)
+        await put(world, "r1", a, c)
+        await put(world, "r2", c, b)
+        world.located.forget(c)  # as in a process that had no part in it
+        error = await refusal(world, "r3", b, a)
+        assert (error.reason, error.detail) == (Reason.ROUTER_CYCLE, {"cycle": [b, a, c, b]})
 
 
 async def test_two_calls_that_close_a_cycle_do_not_both_succeed() -> None:

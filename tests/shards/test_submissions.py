@@ -16,14 +16,14 @@ from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DiffR
 NEAR, FAR = (next(iter(names(shard))) for shard in (0, 1))
 
 
-async def submit(world: ShardsWorld, topic: str, data: bytes) -> Submitted:
-    request = AppendRequest(topic=topic, batch=Batch([data]))
+async def submit(world: ShardsWorld, topic: str, data: bytes, partition: int = 0) -> Submitted:
+    request = AppendRequest(topic=topic, partition=partition, batch=Batch([data]))
     return await world.api.submit(request, principal=UNRESTRICTED)
 
 
-async def stored(world: ShardsWorld, topic: str) -> list[bytes]:
+async def stored(world: ShardsWorld, topic: str, partition: int = 0) -> list[bytes]:
     found = []
-    for part in (await world.api.diff(DiffRequest(topic=topic))).slices:
+    for part in (await world.api.diff(DiffRequest(topic=topic, partition=partition))).slices:
         found += [part.block.record_data(i) for i in range(part.start, part.stop)]
     return found
 
@@ -114,6 +114,40 @@ async def test_a_refusal_comes_with_the_outcome(topic: str) -> None:
                 await world.api.settle(refused)
             assert caught.value.reason is Reason.TOPIC_FULL
         await world.api.settle_all((first, second, third))
+
+
+@pytest.mark.parametrize("topic", [NEAR, FAR])
+async def test_writes_to_partitions_of_shards_that_do_not_know_the_topic_yet(topic: str) -> None:
+    async with open_shards(3) as world:
+        await world.api.put_topic(topic, ConfigInput(), principal=UNRESTRICTED, partition_count=4)
+        writes = [await submit(world, topic, b"%d" % i, partition=i % 4) for i in range(12)]
+        replies = [await world.api.settle(write) for write in writes]
+        assert [(reply.partition, reply.first_seq) for reply in replies] == [(i % 4, i // 4 + 1) for i in range(12)]
+        for partition in range(4):
+            assert await stored(world, topic, partition) == [b"%d" % i for i in range(partition, 12, 4)]
+        absent = await submit(world, topic, b"1", partition=4)
+        with pytest.raises(TopicsError) as caught:
+            await world.api.settle(absent)
+        assert caught.value.reason is Reason.PARTITION_NOT_FOUND
+
+
+@pytest.mark.parametrize("topic", [NEAR, FAR])
+async def test_a_shard_that_lost_its_part_with_an_earlier_life_does_not_deny_the_topic(topic: str) -> None:
+    async with open_shards(3) as world:
+        for life in (1, 2):
+            await world.api.put_topic(topic, ConfigInput(), principal=UNRESTRICTED, partition_count=3)
+            for partition in range(3):
+                if life == 2 and world.located.shard(topic, partition) != world.located.home(topic):
+                    with pytest.raises(TopicsError) as caught:
+                        await world.api.settle(await submit(world, topic, b"0", partition))
+                    assert caught.value.reason is Reason.NOT_READY
+                await world.api.settle(await submit(world, topic, b"0", partition))
+                assert await stored(world, topic, partition) == [b"0"]
+            await world.api.delete_topic(topic)
+        gone = await submit(world, topic, b"1", partition=1)
+        with pytest.raises(TopicsError) as caught:
+            await world.api.settle(gone)
+        assert caught.value.reason is Reason.TOPIC_NOT_FOUND
 
 
 async def test_a_caller_that_may_not_write() -> None:

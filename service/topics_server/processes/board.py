@@ -42,10 +42,15 @@ class Board:
     def measure(self, shard: int, engine: Engine) -> None:
         """Write how much is in a shard of this process."""
         at, values = shard * _FIELDS, self._values
+        values[at + _TOPICS] = len(engine.catalog)
         values[at + _PARTITIONS] = engine.catalog.partitions
         values[at + _ROUTERS] = len(engine.routers)
         values[at + _GROUPS] = len(engine.groups)
         values[at + _NBYTES] = engine.writer.total_bytes
+
+    def put_bytes(self, shard: int, nbytes: int) -> None:
+        """Write the bytes of the records in a shard of this process."""
+        self._values[shard * _FIELDS + _NBYTES] = nbytes
 
     def take(self, shard: int, nbytes: int) -> None:
         """Write the bytes that a shard of this process is still to write to the disk."""
@@ -96,6 +101,10 @@ class ShardElsewhere(Elsewhere):
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         return self._board.elsewhere(_NBYTES, self._shard)
+
+    def tell_bytes(self, nbytes: int) -> None:
+        """See Elsewhere."""
+        self._board.put_bytes(self._shard, nbytes)
 
     @property
     def taken(self) -> int:  # type: ignore[override]

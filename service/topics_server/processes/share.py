@@ -14,6 +14,7 @@ from topics_server.processes.ledger import Ledger
 
 _FINISH: Final = b"F"
 _MAX_MESSAGE: Final = 1 << 16
+_MAX_TEXT: Final = 8192  # characters, of up to 6 bytes each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +47,10 @@ class Share:
         return self.sockets / f"{process}.sock"
 
     def tell(self, **message: Any) -> None:
-        """Send the parent a message. Nothing happens if it is gone."""
+        """Send the parent a message, long texts shortened. Nothing happens if it is gone."""
+        short = {name: value[:_MAX_TEXT] if isinstance(value, str) else value for name, value in message.items()}
         with contextlib.suppress(OSError):
-            self.control.send(json.dumps(message).encode()[:_MAX_MESSAGE])
+            self.control.send(json.dumps(short).encode())
 
     def listen(self, on_gone: Callable[[], None]) -> asyncio.Event:
         """Wait on the running loop for the parent; return what is set when the process may finish, which is also when
@@ -81,6 +83,7 @@ def let_finish(control: socket.socket) -> None:
 def read(control: socket.socket) -> dict[str, Any] | None:
     """The next message of a process; None if it is gone, or sends something else."""
     try:
-        return dict(json.loads(control.recv(_MAX_MESSAGE)))
-    except (OSError, ValueError):
+        found = json.loads(control.recv(_MAX_MESSAGE))
+    except (OSError, ValueError, RecursionError):
         return None
+    return found if isinstance(found, dict) else None

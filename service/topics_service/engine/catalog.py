@@ -66,7 +66,7 @@ class Catalog:
         self._limits = limits
         self._prefix = prefix
         self._new_id = new_id
-        self._logs = self._parts = 0
+        self._counted = self._parts = 0
         self._next_topic = _counter(writer.store, _NEXT_TOPIC)
         self._next_log = max(_counter(writer.store, _NEXT_LOG), (place.shard << _SHARD_BITS) + 1)
 
@@ -75,8 +75,9 @@ class Catalog:
 
     @property
     def partitions(self) -> int:
-        """The number of partitions here."""
-        return self._logs
+        """The number of partitions of the topics whose home is here, also those in other shards: they count towards
+        the limit from the moment in which they are promised."""
+        return self._counted
 
     def each(self) -> Iterable[Topic]:
         """All topics, in no order."""
@@ -117,12 +118,12 @@ class Catalog:
     def load(self, stored: StoredCatalog) -> None:
         """Take over what recovery found."""
         self.topics, self.by_id, self.counts = stored.topics, stored.by_id, stored.counts
-        self._logs, self._parts = stored.partitions, stored.parts
+        self._counted, self._parts = stored.counted, stored.parts
 
     def has_room_for(self, count: int) -> bool:
         """Return whether `count` more topics, each with one partition, may be created."""
         limit = self._limits.max_topics
-        return not limit or self._logs + self._limits.elsewhere.partitions + count <= limit
+        return not limit or self._counted + self._limits.elsewhere.partitions + count <= limit
 
     def check_capacity(self, partitions: int) -> None:
         """Raise `throttled` unless the limit allows this many more partitions."""
@@ -165,9 +166,10 @@ class Catalog:
         spread = None
         if self.place.count > 1:
             self.check_new(name, placement)
-            if partitions > 1:
-                spread = self.place.spread(name, partitions, placement)
-                partitions = len(spread.numbers)
+        self.check_capacity(partitions)
+        if self.place.count > 1 and partitions > 1:
+            spread = self.place.spread(name, partitions, placement)
+            partitions = len(spread.numbers)
         now = self._clock.now_ms()
         row = TopicRow(
             name=name, topic_id=f"top_{self._new_id(now)}", slug=names.slug(name), rrl=names.rrl(self._prefix, name),
@@ -177,8 +179,7 @@ class Catalog:
         return self.stage_row(tx, row, partitions)
 
     def stage_row(self, tx: Transaction, row: TopicRow, logs: int) -> Topic:
-        """Stage a new topic with this row and that many new logs. See `stage`."""
-        self.check_capacity(logs)
+        """Stage a new topic, or part of one, with this row and that many new logs; home has seen to its limit."""
         number = self._next_topic
         ids = row.log_ids = list(range(self._next_log, self._next_log + logs))
         tx.batch.put(Family.TOPICS, keys.u64(number), row.encode())
@@ -196,10 +197,10 @@ class Catalog:
             self._next_log = topic.logs[-1].log_id + 1
         self.topics[topic.name] = self.by_id[topic.topic_id] = topic
         topic.visible_after = ticket
-        self._logs += len(topic.logs)
         if topic.spread is not None and topic.is_part:
             self._parts += 1
         else:
+            self._counted += topic.partition_count
             self.counts.add(topic.config)
         self._writer.promote_with(-topic.number, lambda synced: self._announce(topic, synced))
         self._writer.request_sync(ticket)
@@ -226,8 +227,9 @@ class Catalog:
 
     def grown(self, topic: Topic, row: TopicRow, logs: list[Log]) -> None:
         """Apply what `grow` staged, once it is written."""
+        if not topic.is_part:
+            self._counted += row.partition_count - topic.partition_count
         if len(logs) > len(topic.logs):
-            self._logs += len(logs) - len(topic.logs)
             self._next_log = logs[-1].log_id + 1
         topic.adopt(row, logs)
         self.on_configured(topic)
@@ -252,10 +254,10 @@ class Catalog:
     def removed(self, topic: Topic) -> None:
         """Forget the topic once its removal is written, and wake all waiters."""
         del self.topics[topic.name], self.by_id[topic.topic_id]
-        self._logs -= len(topic.logs)
         if topic.is_part:
             self._parts -= 1
         else:
+            self._counted -= topic.partition_count
             self.counts.remove(topic.config)
         self._writer.forget(-topic.number)
         for log in topic.logs:

@@ -61,7 +61,7 @@ from topics_service.engine.topic import Topic, TopicRow, partition_state
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.watch.core import Watch
 from topics_service.engine.watch.frames import WatchRequest
-from topics_service.engine.writer import Writer
+from topics_service.engine.writer import writer_for
 from topics_service.storage import keys
 from topics_service.storage.memory import MemoryStore
 from topics_service.storage.store import Family, Store
@@ -123,7 +123,7 @@ class Engine:
         self._clock = clock
         self._memory = MemoryStore()
         self.blocks = BlockCache(cache_bytes)
-        self.writer = Writer(store)
+        self.writer = writer_for(store, self.limits)
         self.catalog = Catalog(
             self.writer,
             self._memory,
@@ -626,7 +626,7 @@ class Engine:
         local = self.parts.local(topic, count)
         if local < count and self.topic_catalog.routes_of_topic(topic.number):
             raise spread_target(topic)
-        self.catalog.check_capacity(local - len(topic.logs))
+        self.catalog.check_capacity(count - topic.partition_count)
 
     def reconfigure(
         self, topic: Topic, row: TopicRow, count: int, stage: Callable[[Transaction], None] | None = None

@@ -13,6 +13,9 @@ class Elsewhere:
     taken: int = 0
     """Bytes of the disk that the others are still to write."""
 
+    def tell_bytes(self, nbytes: int) -> None:
+        """Tell the others how many bytes of records are here."""
+
 
 NOWHERE = Elsewhere()
 

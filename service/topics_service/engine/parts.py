@@ -22,11 +22,12 @@ from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError, in_another_shard, topic_not_found
 from topics_service.engine.model import PartitionState, TopicConfig
 from topics_service.engine.placement import Place, Spread, shard_of
+from topics_service.engine.stored_logs import DAMAGE, damaged
 from topics_service.engine.topic import Topic, TopicRow, partition_state
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
 from topics_service.storage import keys
-from topics_service.storage.store import Family, StoreOpenError
+from topics_service.storage.store import Family
 
 PENDING: Final = b"parts\x00"
 """Rows of `Family.META` of what is pending; then the name of the topic."""
@@ -113,8 +114,8 @@ class Parts:
             name = key[len(PENDING) :].decode(errors="replace")
             try:
                 self.pending[name] = decode_pending(value)
-            except msgspec.MsgspecError as error:
-                raise StoreOpenError(f'the pending change of topic "{name}" is damaged: {error}') from error
+            except DAMAGE as error:
+                raise damaged(f'the pending change of topic "{name}"', error) from error
 
     # --------------------------------------------------------------------- home
 
@@ -233,7 +234,6 @@ class Parts:
                 Reason.INTERNAL, f'shard {self.place.shard} has a part of another topic "{name}"', {"topic": name}
             )
         if definition.revision > known.revision:
-            self._catalog.check_capacity(len(spread.numbers) - len(topic.logs))
             row = topic.row(definition.config, kafka_configs=definition.kafka_configs, spread=spread)
             count = max(definition.partition_count, topic.partition_count)
             self._calls.reconfigure(topic, row, count, lambda tx: tx.stage(_Awaited()))

@@ -11,9 +11,10 @@ import msgspec
 from msgspec import Struct
 
 from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.stored_logs import DAMAGE, damaged
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
-from topics_service.storage.store import Family, StoreOpenError
+from topics_service.storage.store import Family
 
 ROWS: Final = b"redirect\x00"
 """The rows of redirects, in `Family.META`; then the topic's name."""
@@ -50,11 +51,11 @@ class Redirects:
     def load(self) -> None:
         """Take over the rows in the store. Raises StoreOpenError for a damaged one."""
         for key, value in self._writer.store.scan(Family.META, ROWS, _END):
-            name = key[len(ROWS) :].decode()
+            name = key[len(ROWS) :].decode(errors="replace")
             try:
                 self._by_name[name] = decode_redirect(value)
-            except msgspec.MsgspecError as error:
-                raise StoreOpenError(f'the redirect of topic "{name}" is damaged: {error}') from error
+            except DAMAGE as error:
+                raise damaged(f'the redirect of topic "{name}"', error) from error
 
     def find(self, name: str) -> Redirect | None:
         """The redirect of a name, if it has one."""

@@ -58,7 +58,7 @@ class StoredCatalog:
         self.by_number: dict[int, Topic] = {}
         self.by_id: dict[str, Topic] = {}
         self.counts = TopicCounts()
-        self.partitions = self.parts = 0
+        self.partitions = self.parts = self.counted = 0
         self.logs = StoredLogs()
         self._open_log = self.logs.open  # one object for all topics
         self.rows = 0
@@ -193,7 +193,10 @@ class StoredCatalog:
         else:
             self._unsorted[name] = topic
         self.partitions += len(row.log_ids)
-        self.parts += topic.is_part
+        if topic.is_part:
+            self.parts += 1
+        else:
+            self.counted += topic.partition_count
         return topic
 
     def _config(self, raw: bytes) -> TopicConfig:
@@ -219,6 +222,7 @@ class StoredCatalog:
             if topic.is_part:
                 self.parts -= 1
             else:
+                self.counted -= topic.partition_count
                 self.counts.remove(topic.config)
             self.partitions -= len(topic.stored_log_ids)
         return topic

@@ -7,6 +7,7 @@ from typing import Any
 from weakref import WeakSet
 
 from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.limits import NOWHERE, Limits
 from topics_service.storage.store import Store, StoreError, StoreLostError, StoreStalledError, WriteBatch
 
 Span = Callable[[str, dict[str, Any]], AbstractContextManager[object]]
@@ -116,3 +117,30 @@ class Writer:
         return TopicsError(
             Reason.INTERNAL, f"the server is read-only after a storage failure{which}; see the server log"
         )
+
+
+class _SharedWriter(Writer):
+    """Tells the other shards of a server at once of each change of `total_bytes`, which count towards one limit: also
+    those by writes that are acknowledged before an fsync."""
+
+    def __init__(self, store: Store, tell: Callable[[int], None]) -> None:
+        self._total_bytes = 0
+        self._tell = tell
+        super().__init__(store)
+
+    @property
+    def total_bytes(self) -> int:
+        """The live record bytes of all logs."""
+        return self._total_bytes
+
+    @total_bytes.setter
+    def total_bytes(self, nbytes: int) -> None:
+        self._total_bytes = nbytes
+        self._tell(nbytes)
+
+
+def writer_for(store: Store, limits: Limits) -> Writer:
+    """Return the writer of an engine with these limits."""
+    if not limits.max_total_bytes or limits.elsewhere is NOWHERE:
+        return Writer(store)
+    return _SharedWriter(store, limits.elsewhere.tell_bytes)

@@ -12,6 +12,9 @@ from topics_service.storage.private import make_private
 from topics_service.storage.store import StoreOpenError
 
 NAME: Final = "shards.json"
+MOST_SHARDS: Final = 64
+"""The most shards of a data directory, and processes that share them."""
+
 _FORMAT: Final = 1
 
 
@@ -27,12 +30,13 @@ def count_of(path: Path) -> int | None:
         found = msgspec.json.decode(file.read_bytes(), type=_Contents)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, msgspec.MsgspecError, ValueError) as error:
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise StoreOpenError(f"the file {file} is damaged: {error}", str(file)) from None
     if found.format != _FORMAT:
         raise StoreOpenError(f"the file {file} has the format {found.format}, this server reads {_FORMAT}", str(file))
-    if found.shards < 1:
-        raise StoreOpenError(f"the file {file} names {found.shards} shards", str(file))
+    if not 1 <= found.shards <= MOST_SHARDS:
+        text = f"the file {file} names {found.shards} shards, and there are 1 to {MOST_SHARDS}"
+        raise StoreOpenError(text, str(file))
     return found.shards
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +17,16 @@ from topics_backup import manifest, pruning
 from topics_backup.errors import BackupError
 from topics_server import keys as key_files
 from topics_server import settings, tls, users
+from topics_server.processes import share
 from topics_server.secret_files import SecretsError, entries_of
 from topics_server.settings import SettingsError
 from topics_server.tls import TlsError
 from topics_service.api.access.auth import KeySyntaxError, read_basic
 from topics_service.api.access.tokens import TokenKey, Tokens
-from topics_service.storage import clean_shutdown
+from topics_service.storage import clean_shutdown, shardfiles
 from topics_service.storage import manifest as database
 from topics_service.storage.repair_swap import Swap
+from topics_service.storage.store import StoreOpenError
 from topics_service.storage.wal import archive, end_mark, repair, validation
 
 _APP: Final = "topics_server"
@@ -117,6 +120,18 @@ def _database(path: Path) -> Any:
 
 def _users(data: bytes) -> Any:
     return [users._entry(entry, 1) for entry in entries_of(data.decode(errors="surrogateescape"))]
+
+
+def _heard(data: bytes) -> Any:
+    """A message of a process, as its parent reads it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.send(data)
+        return share.read(ours)
+
+
+def _shards(path: Path) -> Any:
+    return shardfiles.count_of(path.parent), len(shardfiles.directories(path.parent))
 
 
 _PEM = b"-----BEGIN CERTIFICATE-----\nMIIBAgMEBQYH\n-----END CERTIFICATE-----\n"
@@ -287,5 +302,32 @@ TARGETS = (
         samples=[b'{"quarantine": "quarantine-1", "phase": "out"}', b"[" * 100_000],
         growth=1000,
         covers=("topics_service.storage.repair_swap:pending",),
+    ),
+    Target(
+        name="number of shards",
+        cost=5,
+        decode=_file(f"shards/{shardfiles.NAME}", _shards),
+        errors=(StoreOpenError,),
+        samples=[
+            b'{"format":1,"shards":8}\n',
+            b'{"format":1,"shards":999999999999999999}',
+            b'{"format":1,"more":[[{}]],"shards":2}',
+            b'{"more":' + b"[" * 100_000,
+        ],
+        growth=1000,
+        covers=("topics_service.storage.shardfiles:count_of",),
+    ),
+    Target(
+        name="message of a process",
+        decode=_heard,
+        samples=[
+            b'{"failed": "the port is in use"}',
+            b'{"listening": true}',
+            b"5",
+            b'[["failed", 1]]',
+            b"[" * 60_000,
+        ],
+        growth=1000,
+        covers=("topics_server.processes.share:read",),
     ),
 )

@@ -1,6 +1,8 @@
 """Rows of the store. Recovery turns what their decoders raise into a refusal that names the row."""
 
 import struct
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, Final
 
 import msgspec
@@ -26,19 +28,22 @@ from topics_service.engine.offsets.positions import (
     read_position_key,
 )
 from topics_service.engine.offsets.positions import decode_row as decode_group
-from topics_service.engine.parts import Pending, decode_marker, decode_pending
-from topics_service.engine.placement import Spread
+from topics_service.engine.parts import Parts, Pending, decode_marker
+from topics_service.engine.placement import Place, Spread
 from topics_service.engine.queue import leases
 from topics_service.engine.queue.attempts import Attempt
 from topics_service.engine.queue.deadletters import origin, stamp, strip
-from topics_service.engine.redirects import Redirect, decode_redirect
+from topics_service.engine.queue.shipments import _ARRIVED, Letter, Shipment, Shipments, _batch
+from topics_service.engine.redirects import Redirect, Redirects
 from topics_service.engine.router import provenance
+from topics_service.engine.router.places import RouterPlace, RouterPlaces
 from topics_service.engine.router.router import Departure, RouterConfig, RouterRow, decode_cursor
 from topics_service.engine.router.router import decode_row as decode_router
 from topics_service.engine.router.stretch import SourceIdentity
 from topics_service.engine.snapshot import Gap, Snapshot
 from topics_service.engine.topic import TopicRow
 from topics_service.engine.topic import decode_row as decode_topic
+from topics_service.engine.writer import Writer
 from topics_service.storage import keys
 from topics_service.storage.store import Family, StoreOpenError
 
@@ -51,6 +56,8 @@ _TOPIC = TopicRow(
 )  # fmt: skip
 _PART = replace(_TOPIC, spread=Spread(5, 1, 3, epoch=7, revision=2))
 _HOME = replace(_TOPIC, log_ids=[4], spread=Spread(1, 0, 8, shards=(2, 5)))
+_LETTERS = [Letter(3, b"{}", b"t", None, b"{}", 1), Letter((1 << 64) - 1, b"", None, b"n", None, 255)]
+_SHIPMENT = Shipment("q", "top_x", 2, "q.dead", True, False, _LETTERS)
 _PENDING = Pending("top_x", 7, 2, True, (2, 5))
 _ROUTER = RouterRow(name="r", config=RouterConfig(source="a", dest="b", filter=TagMatch("Glob", b"x")), created_ts=3)
 _MOVING_ROUTER = replace(
@@ -81,13 +88,54 @@ def _deletes() -> list[bytes]:
 
 
 class _OneRow:
-    """A store whose rows are all the same."""
+    """A store whose rows are all the same; each range has one, behind its start."""
 
     def __init__(self, row: bytes) -> None:
         self.row = row
 
     def get(self, _family: Family, _key: bytes) -> bytes:
         return self.row
+
+    def scan(self, _family: Family, start: bytes, _stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        yield start + b"t", self.row
+
+
+def _writer(row: bytes) -> Writer:
+    store: Any = _OneRow(row)
+    return Writer(store)
+
+
+def _pending(row: bytes) -> Any:
+    """What parts had to learn of a topic at the last end."""
+    none: Any = SimpleNamespace()
+    parts = Parts(none, none, _writer(row), none, Place(0, 2))
+    parts.load()
+    return parts.pending["t"]
+
+
+def _redirect(row: bytes) -> Any:
+    redirects = Redirects(_writer(row))
+    redirects.load()
+    return redirects.find("t")
+
+
+def _shipments(row: bytes) -> Shipments:
+    none: Any = None
+    return Shipments(none, _writer(row), none, none)
+
+
+def _underway(row: bytes) -> Any:
+    """A shipment as it is after a start, and as it would be taken back."""
+    shipments = _shipments(row)
+    shipments.load()
+    shipment = next(shipments.outbox())
+    return shipment, shipment.key, shipments.waiting, _batch(shipment.letters, is_redrive=False)
+
+
+def _place(row: bytes) -> Any:
+    none: Any = None
+    places = RouterPlaces(_writer(row), none)
+    return places.find("r"), places.page("", 9)
 
 
 def _topic_at_a_start(value: bytes) -> Any:
@@ -162,18 +210,18 @@ TARGETS = (
     ),
     Target(
         name="pending change of a topic",
-        decode=decode_pending,
-        errors=DAMAGE,
+        decode=_pending,
+        errors=(StoreOpenError,),
         samples=[msgspec.msgpack.encode(_PENDING)],
         covers=(f"{_ENGINE}.parts",),
         again=msgspec.msgpack.encode,
     ),
     Target(
         name="redirect of a topic",
-        decode=decode_redirect,
-        errors=DAMAGE,
+        decode=_redirect,
+        errors=(StoreOpenError,),
         samples=[msgspec.msgpack.encode(Redirect(3, "orders", 1))],
-        covers=(f"{_ENGINE}.redirects:load",),
+        covers=(f"{_ENGINE}.redirects", f"{_ENGINE}.redirects:load"),
         again=msgspec.msgpack.encode,
     ),
     Target(
@@ -254,6 +302,22 @@ TARGETS = (
         covers=(f"{_ENGINE}.queue.deadletters:origin", f"{_ENGINE}.queue.deadletters"),
     ),
     Target(
+        name="shipment in the outbox",
+        decode=_underway,
+        errors=(StoreOpenError,),
+        samples=[msgspec.msgpack.encode(_SHIPMENT), msgspec.msgpack.encode(replace(_SHIPMENT, letters=_LETTERS[:1]))],
+        covers=(f"{_ENGINE}.queue.shipments",),
+        again=lambda made: msgspec.msgpack.encode(made[0]),
+    ),
+    Target(
+        name="arrival in the inbox",
+        decode=lambda row: _shipments(row).arrivals(b"", 9)[0][1],
+        errors=(TopicsError,),
+        samples=[_ARRIVED.pack(1, 2, 7, 1 << 40)],
+        covers=(f"{_ENGINE}.queue.shipments:_arrival",),
+        again=lambda made: _ARRIVED.pack(1, *made),
+    ),
+    Target(
         name="row of a router",
         decode=decode_router,
         errors=DAMAGE,
@@ -274,6 +338,14 @@ TARGETS = (
         errors=(TopicsError,),
         samples=[b"\1" + b"".join(struct.pack(">QQQ", *run) for run in _RUNS)],
         covers=(f"{_ENGINE}.router.provenance:_decode", f"{_ENGINE}.router.provenance"),
+    ),
+    Target(
+        name="place of a router",
+        decode=_place,
+        errors=(TopicsError,),
+        samples=[msgspec.msgpack.encode(RouterPlace(3, 1 << 40))],
+        covers=(f"{_ENGINE}.router.places", f"{_ENGINE}.router.places:_decode"),
+        again=lambda made: msgspec.msgpack.encode(made[0]),
     ),
     Target(
         name="row of a group",

@@ -8,16 +8,19 @@ from shards.samples import Samples
 
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.queues import QueuesApi
+from topics_service.api.routers import RoutersApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.sql.requests import SqlReply, SqlRequest
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import FetchReply
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.membership.members import GroupError, RefusedError
-from topics_service.engine.model import AppendRequest, Batch, DiffReply
+from topics_service.engine.model import AppendRequest, Batch, DiffReply, Slice
 from topics_service.engine.producers import SequenceError
 from topics_service.engine.queue.jobs import ClaimReply
 from topics_service.engine.redirects import ElsewhereError, Redirect
+from topics_service.engine.router.foreign import ForeignLog
+from topics_service.engine.router.stretch import Stretch
 from topics_shards.wire import methods
 from topics_shards.wire.carriers import CALLERS
 from topics_shards.wire.errors import decode_error, encode_error
@@ -31,9 +34,9 @@ class _Fetches:
 
 
 _ORIGIN = OriginForm("http", "id", "1.2.3.4:5", CALLERS.pack(UNRESTRICTED))
-_APPEND, _SQL, _DIFF, _CLAIM, _FETCH = (
+_APPEND, _SQL, _DIFF, _CLAIM, _FETCH, _PULL = (
     RemoteMethod(method, is_read=False)
-    for method in (TopicsApi.append, SqlApi.execute, TopicsApi.diff, QueuesApi.claim, _Fetches.fetch)
+    for method in (TopicsApi.append, SqlApi.execute, TopicsApi.diff, QueuesApi.claim, _Fetches.fetch, RoutersApi.pull)
 )
 
 
@@ -47,6 +50,31 @@ def _calls() -> list[bytes]:
 
 def _results(method: RemoteMethod, hint: Any) -> list[bytes]:
     return [method.encode_result(Samples(seed).of(hint)) for seed in (1, 5, 9)]
+
+
+def _stretches() -> list[bytes]:
+    """Stretches as logs have them: each block behind the one before."""
+    made = []
+    for seed in (1, 5, 9):
+        stretch = Stretch(after=4, to=9, head=9, slices=[], lost=[(5, 6)], dead=[(7, 9)], hops=[(10, 12, 1)])
+        for block in Samples(seed).blocks:
+            start = block.count // 2
+            block.base_seq = stretch.to + 1 - start
+            stretch.slices.append(Slice(block, start, block.count))
+            stretch.to = stretch.head = block.end_seq - 1
+        made.append(_PULL.encode_result(stretch))
+    return made
+
+
+def _pulled(data: bytes) -> Any:
+    """A stretch, and what routers read of it."""
+    stretch = _PULL.decode_result(data)
+    log = ForeignLog(stretch.after)
+    log.take(stretch)
+    blocks = [log.tagged(part.block.base_seq + part.start) for part in stretch.slices]
+    for block in blocks:
+        log.inflate(block)
+    return stretch, [block.data for block in blocks], log.view.first_live(stretch.after + 1)
 
 
 def _errors() -> list[bytes]:
@@ -129,6 +157,14 @@ TARGETS = (
         "methods:decode_result",
         "methods:_decoder",
         "carriers:_unpack_slice",
+    ),
+    Target(
+        name="stretch from a shard",
+        decode=_pulled,
+        errors=DECODE_ERRORS,
+        samples=_stretches(),
+        growth=2000,
+        covers=("topics_service.engine.router.foreign:inflate",),
     ),
     _target("jobs from a shard", _CLAIM.decode_result, _results(_CLAIM, ClaimReply)),
     _target("batches from a shard", _FETCH.decode_result, _results(_FETCH, FetchReply), "carriers:_unpack_part"),

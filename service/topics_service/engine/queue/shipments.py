@@ -9,19 +9,20 @@ the topic's id, are its key.
 import struct
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from topics_service.engine import config
 from topics_service.engine.capacity import Capacity
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.clock import Clock
-from topics_service.engine.errors import TopicsError, invalid, topic_not_found
+from topics_service.engine.errors import Reason, TopicsError, invalid, topic_not_found
 from topics_service.engine.model import Batch, ConfigInput
 from topics_service.engine.queue import deadletters
 from topics_service.engine.queue.moves import column, first_of, kinds_of
+from topics_service.engine.stored_logs import DAMAGE, damaged
 from topics_service.engine.topic import Topic
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
@@ -39,12 +40,12 @@ REMEMBERED_MS: Final = 600_000
 class Letter(Struct, frozen=True, array_like=True):
     """A record of a shipment. It was `seq` in the topic that it left."""
 
-    seq: int
+    seq: Annotated[int, Meta(ge=0)]
     data: bytes
     tag: bytes | None
     node: bytes | None
     meta: bytes | None
-    kind: int
+    kind: Annotated[int, Meta(ge=0, le=255)]
 
 
 class Shipment(Struct, frozen=True, array_like=True):
@@ -59,7 +60,7 @@ class Shipment(Struct, frozen=True, array_like=True):
     dest: str
     may_create: bool
     is_redrive: bool
-    letters: list[Letter]
+    letters: Annotated[list[Letter], Meta(min_length=1)]
 
     @property
     def key(self) -> bytes:
@@ -90,7 +91,7 @@ class Shipments:
         self._capacity = capacity
 
     def load(self) -> None:
-        """Count what is in the outbox after a start."""
+        """Count what is in the outbox after a start. Raises StoreOpenError for a damaged row."""
         for shipment in self.outbox():
             self.left(shipment)
 
@@ -102,9 +103,13 @@ class Shipments:
     # ------------------------------------------------------------------- outbox
 
     def outbox(self) -> Iterator[Shipment]:
-        """All shipments that are not known to have come."""
-        for _, value in self._writer.store.scan(Family.META, *keys.prefix_range(_OUTBOX)):
-            yield _decode(value)
+        """All shipments that are not known to have come. Raises StoreOpenError for a damaged row."""
+        for key, value in self._writer.store.scan(Family.META, *keys.prefix_range(_OUTBOX)):
+            try:
+                shipment = _decode(value)
+            except DAMAGE as error:
+                raise damaged(f"the shipment {key[len(_OUTBOX) :].hex()}", error) from error
+            yield shipment
 
     def stage(self, batch: WriteBatch, shipment: Shipment) -> None:
         """Put a shipment in the outbox; `left` follows the commit."""
@@ -246,8 +251,9 @@ def _batch(letters: Sequence[Letter], *, is_redrive: bool) -> Batch:
 
 
 def _arrival(row: bytes) -> Arrival:
-    _, letters, shard, ts = _ARRIVED.unpack(row)
-    return Arrival(letters, shard, ts)
+    if len(row) != _ARRIVED.size or row[0] != _VERSION:
+        raise TopicsError(Reason.INTERNAL, "a row of the inbox is damaged")
+    return Arrival(*_ARRIVED.unpack(row)[1:])
 
 
 def _check_creation(name: str, *, may_create: bool) -> None:

@@ -90,7 +90,7 @@ class RouterMoves:
         return 0 if router is None else self._set(router, None, None)
 
     def stay(self, name: str, token: str) -> int:
-        """Let the router that has departed go on: it does not move."""
+        """Let the router that has departed forward again: it does not move."""
         router = self._departed(name, token)
         return 0 if router is None else self._set(router, None, None)
 

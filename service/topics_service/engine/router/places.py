@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from topics_service.engine.clock import Clock
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.writer import Writer
 from topics_service.storage import keys
 from topics_service.storage.store import Family
@@ -27,7 +28,7 @@ class RouterPlace(Struct, frozen=True, array_like=True):
     token: str = ""
 
 
-_decode = msgspec.msgpack.Decoder(RouterPlace).decode
+_decoded: Final = msgspec.msgpack.Decoder(RouterPlace).decode
 
 
 class RouterPlaces:
@@ -78,6 +79,13 @@ class RouterPlaces:
 def is_place_key(key: bytes) -> bool:
     """Return whether a key of the family is that of a place."""
     return key.startswith(_PREFIX)
+
+
+def _decode(row: bytes) -> RouterPlace:
+    try:
+        return _decoded(row)
+    except msgspec.MsgspecError as error:
+        raise TopicsError(Reason.INTERNAL, f"the place of a router is damaged: {error}") from error
 
 
 def place_key(name: str) -> bytes:
