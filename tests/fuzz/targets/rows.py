@@ -343,7 +343,7 @@ TARGETS = (
         name="place of a router",
         decode=_place,
         errors=(TopicsError,),
-        samples=[msgspec.msgpack.encode(RouterPlace(3, 1 << 40))],
+        samples=[msgspec.msgpack.encode(RouterPlace(3, 1 << 40, token)) for token in ("", "ab" * 16)],
         covers=(f"{_ENGINE}.router.places", f"{_ENGINE}.router.places:_decode"),
         again=lambda made: msgspec.msgpack.encode(made[0]),
     ),

@@ -84,7 +84,7 @@ def is_place_key(key: bytes) -> bool:
 def _decode(row: bytes) -> RouterPlace:
     try:
         return _decoded(row)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise TopicsError(Reason.INTERNAL, f"the place of a router is damaged: {error}") from error
 
 
