@@ -37,8 +37,13 @@ def put(found: "TopicPut") -> dict[str, Any]:
         "topic_id": found.topic_id,
         "epoch": found.epoch,
         "partition_count": found.partition_count,
-        "placement": found.placement,
+        **_placement(found),
     }
+
+
+def _placement(found: "TopicPut | TopicInfo") -> dict[str, str]:
+    """The member that only topics of a placement group have."""
+    return {"placement": found.placement} if found.placement else {}
 
 
 def summary(found: "TopicSummary") -> dict[str, Any]:
@@ -98,7 +103,7 @@ def state(found: "TopicInfo") -> dict[str, Any]:
         "rrl": found.rrl,
         "epoch": found.epoch,
         "partition_count": found.partition_count,
-        "placement": found.placement,
+        **_placement(found),
     }
 
 

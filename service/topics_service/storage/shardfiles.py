@@ -1,11 +1,9 @@
 """A data directory with shards: `shards.json`, which says how many there are, and a database for each."""
 
+import json
 import os
 from pathlib import Path
 from typing import Final
-
-import msgspec
-from msgspec import Struct
 
 from topics_service.storage import durable
 from topics_service.storage.private import make_private
@@ -18,33 +16,32 @@ MOST_SHARDS: Final = 64
 _FORMAT: Final = 1
 
 
-class _Contents(Struct, frozen=True):
-    format: int
-    shards: int
-
-
 def count_of(path: Path) -> int | None:
     """The number of shards of the data directory; None if it has none. Raises StoreOpenError for a damaged file."""
     file = path / NAME
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=_Contents)
+        found = json.loads(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StoreOpenError(f"the file {file} is damaged: {error}", str(file)) from None
-    if found.format != _FORMAT:
-        raise StoreOpenError(f"the file {file} has the format {found.format}, this server reads {_FORMAT}", str(file))
-    if not 1 <= found.shards <= MOST_SHARDS:
-        text = f"the file {file} names {found.shards} shards, and there are 1 to {MOST_SHARDS}"
+    known = found if isinstance(found, dict) else {}
+    form, shards = known.get("format"), known.get("shards")
+    if type(form) is not int or type(shards) is not int:
+        raise StoreOpenError(f"the file {file} is damaged: it names no format or no shards", str(file))
+    if form != _FORMAT:
+        raise StoreOpenError(f"the file {file} has the format {form}, this server reads {_FORMAT}", str(file))
+    if not 1 <= shards <= MOST_SHARDS:
+        text = f"the file {file} names {shards} shards, and there are 1 to {MOST_SHARDS}"
         raise StoreOpenError(text, str(file))
-    return found.shards
+    return shards
 
 
 def create(path: Path, count: int) -> None:
     """Make a directory of `count` shards, which are made when they are opened. Durable on return. Raises OSError."""
     make_private(path)
     make_private(path / "shards")
-    durable.replace(path / NAME, msgspec.json.encode(_Contents(_FORMAT, count)) + b"\n")
+    durable.replace(path / NAME, json.dumps({"format": _FORMAT, "shards": count}).encode() + b"\n")
 
 
 def directory(path: Path, shard: int) -> Path:
