@@ -165,7 +165,7 @@ def described(engine: Engine) -> dict[str, Any]:
         "rows": {name: topic.row(topic.config).encode() for name, topic in catalog.topics.items()},
         "logs": logs,
         "sorted": list(catalog.topics),
-        "counts": (catalog.counts.by_class, catalog.counts.queues, catalog._logs),
+        "counts": (catalog.counts.by_class, catalog.counts.queues, catalog.partitions),
         "totals": (engine.writer.total_records, engine.writer.total_bytes, engine.writer.life),
         "routers": {name: (each.cursor, each.forwarded) for name, each in engine.routers._routers.items()},
         "groups": {
