@@ -21,7 +21,7 @@ def add_move(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `move`."""
     parser.add_argument("node", metavar="NODE", help="name of the node that is to own it")
     parser.add_argument(
-        "--shard", type=int, metavar="S", help="number of the shard; may be left out where the cluster has one"
+        "--shard", type=whole, metavar="S", help="number of the shard; may be left out where the cluster has one"
     )
 
 

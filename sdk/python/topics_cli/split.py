@@ -20,7 +20,7 @@ def add_parser(commands: "Commands") -> None:
         "most of their files. Exit status: 0 split; 1 not split, and as it was; 2 usage error. See docs/processes.md.",
     )
     parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="the data directory of a server")
-    parser.add_argument("--shards", type=int, default=8, metavar="N", help="number of shards, 1 to 64 (default: 8)")
+    parser.add_argument("--shards", type=whole, default=8, metavar="N", help="number of shards, 1 to 64 (default: 8)")
     output.add_arguments(parser, table=False)
     parser.set_defaults(run=run)
 
