@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from topics_cli import output, server
-from topics_cli.types import seconds
+from topics_cli.types import seconds, whole
 
 if TYPE_CHECKING:
     from topics_client.connection import Connection

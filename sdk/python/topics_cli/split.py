@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from topics_cli import output, server
+from topics_cli.types import whole
 from topics_client.installation import needs
 
 if TYPE_CHECKING:
