@@ -257,7 +257,7 @@ _BUGS: dict[str, Planted] = {
     "a lost tail that is longer than it was": _lost_wrongly(_jump),
     "a slice that tells of no further one": lambda: patch.object(Forwarding, "_advance", _ended),
     "a cycle that is let in": lambda: patch.object(RouterGraph, "cycle", lambda *_, **__: None),
-    "an edge that is taken for a cycle": lambda: patch.object(routers, "_may_close_a_cycle", lambda *_: True),
+    "an edge that is taken for a cycle": lambda: patch.object(routers, "may_close_a_cycle", lambda *_: True),
     "a router that stops before a destination with room": lambda: patch.object(Forwarding, "_fitting", _none_fits),
     "a lag that counts what nobody sees": lambda: patch.object(
         Router, "lag", property(lambda self: self.source.log.state.head - self.cursor)
