@@ -58,7 +58,7 @@ def test_shards_are_placed_moved_and_taken_over(cluster: Cluster, capsys: pytest
 
     nodes, shards = status(cluster, a)
     assert Counter(str(row["owner"]) for row in shards.values()) == {name: row["owns"] for name, row in nodes.items()}
-    assert all(row["behind"] in (0, None) for row in shards.values())
+    poll(lambda: all(row["behind"] in (0, None) for row in status(cluster, a)[1].values()), 30, cluster.logs, pause=0.2)
     table = cli("cluster", "status").cells
     assert table[0][:3] == ["NODE", "OWNS", "FOLLOWS"]
     assert ["SHARD", "OWNER", "EPOCH"] in [line[:3] for line in table]
