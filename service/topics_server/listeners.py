@@ -17,7 +17,7 @@ from topics_server.errors import StartError
 from topics_server.interceptors import KafkaAudit, Make, observed_kafka, while_good
 from topics_server.notices import log, log_listening
 from topics_server.ports import advertised_address, bracketed, explain, write_port_file
-from topics_server.reload import Readers
+from topics_server.reload import Readers, Reload
 from topics_server.resources import Resources
 from topics_server.settings import Settings
 from topics_server.tls import HTTP_PROTOCOLS
@@ -188,6 +188,19 @@ class Listeners:
     def _bulk_readers(self) -> Sequence[tuple[str, int]]:
         """The bulk readers that know the caller: those of CREATE USER are known to the server only."""
         return () if self._served.authorizer.users.is_stored(caller()) else self._readers.addresses()
+
+    def reload(self) -> Reload:
+        """The work of a SIGHUP: keys, users, certificates and the audit log are read, or opened, again."""
+        served, resources = self._served, self._resources
+        return Reload(
+            self._settings,
+            served.authorizer,
+            served.api.watches.remove_sessions,
+            resources.certificates,
+            self._readers,
+            audit_file=resources.audit_file,
+            audit_log=served.audit,
+        )
 
     async def start(self) -> None:
         """Listen for HTTP and gRPC, and announce the ports. Raises StartError."""

@@ -15,7 +15,7 @@ from topics_server.core import Core
 from topics_server.errors import StartError
 from topics_server.listeners import Listeners
 from topics_server.notices import Shutdown, log_stopped
-from topics_server.reload import Readers, Reload, SighupHandler, is_useful
+from topics_server.reload import Readers, SighupHandler, is_useful
 from topics_server.resources import Resources
 from topics_server.serving import Serving
 from topics_server.settings import Settings
@@ -135,21 +135,6 @@ class Server(Serving):
         assert self._core is not None, "the server has not started"
         return self._core.api
 
-    @property
-    def http_port(self) -> int:
-        """The port of HTTP; 0 while it is not listened on, as for the others."""
-        return self._listeners.http_port if self._listeners else 0
-
-    @property
-    def grpc_port(self) -> int:
-        """The port of gRPC."""
-        return self._listeners.grpc_port if self._listeners else 0
-
-    @property
-    def kafka_port(self) -> int:
-        """The port of Kafka."""
-        return self._listeners.kafka_port if self._listeners else 0
-
     def open(self) -> None:
         """Open the resources of the server: files, sockets, the store. Blocks; raises StartError."""
         self._resources = Resources.open(self._settings, self._store)
@@ -163,9 +148,9 @@ class Server(Serving):
         resources = self._resources
         assert resources is not None, "open() comes first"
         self._core = core = Core(resources, self._clock, resources.store, authorizer=resources.settings.authorizer())
-        self._listeners = listeners = Listeners(resources, core, self._readers)
+        self._ports = self._listeners = listeners = Listeners(resources, core, self._readers)
         if self._hangups is not None:
-            self._hangups.follow(self._reload(resources, core))
+            self._hangups.follow(listeners.reload())
         self._background = [asyncio.create_task(each) for each in core.background(listeners.grpc.set_serving)]
         await listeners.start()
         began = time.monotonic()
@@ -178,17 +163,6 @@ class Server(Serving):
         if not self._stop.is_set():
             self._readers.start()
             await listeners.start_kafka()
-
-    def _reload(self, resources: Resources, core: Core) -> Reload:
-        return Reload(
-            resources.settings,
-            core.authorizer,
-            core.api.watches.remove_sessions,
-            resources.certificates,
-            self._readers,
-            audit_file=resources.audit_file,
-            audit_log=core.audit,
-        )
 
     async def shutdown(self) -> None:
         """Drain, end the background work, and make the rest durable."""

@@ -5,7 +5,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from topics_server.errors import StartError
 from topics_server.reload import SighupHandler
@@ -16,6 +16,25 @@ from topics_service.engine.errors import TopicsError
 from topics_service.storage.store import StoreError
 
 log = logging.getLogger("topics.server")
+
+
+class Ports(Protocol):
+    """The ports of a server, each 0 while it is not listened on."""
+
+    @property
+    def http_port(self) -> int:
+        """The port of HTTP."""
+        ...
+
+    @property
+    def grpc_port(self) -> int:
+        """The port of gRPC."""
+        ...
+
+    @property
+    def kafka_port(self) -> int:
+        """The port of Kafka."""
+        ...
 
 
 class Serving(ABC):
@@ -30,8 +49,24 @@ class Serving(ABC):
         self._clock = clock or SystemClock()
         self._hangups = hangups
         self._resources: Resources | None = None
+        self._ports: Ports | None = None
         self._stop = asyncio.Event()
         self._stopped_at = 0.0
+
+    @property
+    def http_port(self) -> int:
+        """The port of HTTP; 0 while it is not listened on, as for the others."""
+        return self._ports.http_port if self._ports else 0
+
+    @property
+    def grpc_port(self) -> int:
+        """The port of gRPC."""
+        return self._ports.grpc_port if self._ports else 0
+
+    @property
+    def kafka_port(self) -> int:
+        """The port of Kafka."""
+        return self._ports.kafka_port if self._ports else 0
 
     @abstractmethod
     def open(self) -> None:

@@ -93,21 +93,6 @@ class NodeServer(Serving):
         self._running: _Running | None = None
 
     @property
-    def http_port(self) -> int:
-        """The port of HTTP; 0 while it is not listened on, as for the others."""
-        return self._running.http_port if self._running else 0
-
-    @property
-    def grpc_port(self) -> int:
-        """The port of gRPC."""
-        return self._running.grpc_port if self._running else 0
-
-    @property
-    def kafka_port(self) -> int:
-        """The port of Kafka."""
-        return self._running.kafka.port if self._running else 0
-
-    @property
     def statistics(self) -> NodeStatistics:
         """The figures of the node, from `startup` on."""
         assert self._running is not None, "the node has not started"
@@ -129,7 +114,7 @@ class NodeServer(Serving):
             bucket, coordinator = self._connect(self._settings)
         except (SecretsError, ValueError) as error:
             raise StartError(str(error)) from None
-        self._running = _Running(self._resources, self._clock, secret, bucket, coordinator)
+        self._ports = self._running = _Running(self._resources, self._clock, secret, bucket, coordinator)
         if self._hangups is not None:
             self._hangups.follow(self._running.reload)
         await self._running.listen()
@@ -208,6 +193,11 @@ class _Running:
         )
         self.reload = self._reload()
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def kafka_port(self) -> int:
+        """The port of Kafka; 0 if there is none."""
+        return self.kafka.port
 
     @property
     def is_ready(self) -> bool:

@@ -18,7 +18,7 @@ from topics_server.processes import directory
 from topics_server.processes.board import Board, CountingCommit, ShardElsewhere
 from topics_server.processes.composition import Composition
 from topics_server.processes.share import Share
-from topics_server.reload import Readers, Reload, SighupHandler
+from topics_server.reload import Readers, SighupHandler
 from topics_server.resources import Resources, open_store
 from topics_server.serving import Serving
 from topics_server.settings import Settings
@@ -68,21 +68,6 @@ class ShardedServer(Serving):
         """The API that all listeners call, from `startup` on."""
         assert self._served is not None, "the server has not started"
         return self._served.api
-
-    @property
-    def http_port(self) -> int:
-        """The port of HTTP; 0 while it is not listened on, as for the others."""
-        return self._listeners.http_port if self._listeners else 0
-
-    @property
-    def grpc_port(self) -> int:
-        """The port of gRPC."""
-        return self._listeners.grpc_port if self._listeners else 0
-
-    @property
-    def kafka_port(self) -> int:
-        """The port of Kafka."""
-        return self._listeners.kafka_port if self._listeners else 0
 
     def open(self) -> None:
         """Open the resources of the server: files, sockets, the stores. Blocks; raises StartError."""
@@ -137,9 +122,9 @@ class ShardedServer(Serving):
         self._served = served = Composition(resources, cores, authorizer, lag, board, self._share)
         await served.open()
         readers = Readers(resources.settings)
-        self._listeners = listeners = Listeners(resources, served, readers)
+        self._ports = self._listeners = listeners = Listeners(resources, served, readers)
         if self._hangups is not None:
-            self._hangups.follow(self._reload(resources, served, readers))
+            self._hangups.follow(listeners.reload())
         self._background = [
             asyncio.create_task(each)
             for each in (
@@ -182,17 +167,6 @@ class ShardedServer(Serving):
     def _tell(self, **message: Any) -> None:
         if self._share is not None:
             self._share.tell(**message)
-
-    def _reload(self, resources: Resources, served: Composition, readers: Readers) -> Reload:
-        return Reload(
-            resources.settings,
-            served.authorizer,
-            served.api.watches.remove_sessions,
-            resources.certificates,
-            readers,
-            audit_file=resources.audit_file,
-            audit_log=served.audit,
-        )
 
     async def shutdown(self) -> None:
         """Drain, end the background work, and make the rest durable."""

@@ -184,6 +184,10 @@ class Watches(Protocol):
         """Hold a slot for a long-lived connection. Entering raises `throttled` when there are too many."""
         ...
 
+    def remove_sessions(self, key_id: str) -> int:
+        """Remove the sessions of an API key in this process, ending their streams with 410; return their number."""
+        ...
+
 
 class Consumers(Protocol):
     """The calls of SQL consumers; see ConsumeApi."""

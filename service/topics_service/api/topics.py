@@ -121,7 +121,6 @@ class TopicsApi:
         self.consumers = ConsumeApi(
             self._admit, self._settle, self.routers.forwarded, self.expiry_durable, self.notify_on_drain, observers
         )
-        self.placements = PlacementsApi(self._admit, self._settle)
         self.positions = PositionsApi(self._admit, self._settle)
         self.mirrors = MirrorsApi(self._admit, self._settle)
         self.sql: SqlApi | None = None
