@@ -214,21 +214,12 @@ class Sql(Protocol):
         ...
 
 
-class Topics(Protocol):
-    """The calls on topics and records; `TopicsApi` has them for one engine.
-
-    Every method raises TopicsError. Callers have authorized the call itself; methods that take a `principal` check the
-    other names of the request, and raise `forbidden`.
-    """
+class CommonCalls(Protocol):
+    """The calls that the Kafka gateway makes as the other protocols do; see TopicsApi."""
 
     @property
     def limits(self) -> Limits:
         """The limits that requests meet."""
-        ...
-
-    @property
-    def observers(self) -> Observers:
-        """The observers of the calls."""
         ...
 
     @property
@@ -237,13 +228,47 @@ class Topics(Protocol):
         ...
 
     @property
-    def routers(self) -> Routers:
-        """The calls on routers."""
+    def groups(self) -> Groups:
+        """The calls on groups."""
         ...
 
     @property
-    def groups(self) -> Groups:
-        """The calls on groups."""
+    def draining(self) -> bool:
+        """True while the server drains before it stops."""
+        ...
+
+    async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
+        """A topic's state; with `touch` it counts as a read for recency (docs/contract.md, 3.4)."""
+        ...
+
+    async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
+        """Remove a topic and everything in it, irreversibly and durably (docs/contract.md, 3.6)."""
+        ...
+
+    async def delete_records(self, request: DeleteRequest) -> DeleteReply:
+        """Delete records by seq and/or tag, permanently and silently (docs/contract.md, 6)."""
+        ...
+
+    def notify_on_drain(self, event: Settable) -> AbstractContextManager[None]:
+        """Set `event` if the server starts to drain."""
+        ...
+
+
+class Topics(CommonCalls, Protocol):
+    """The calls on topics and records; `TopicsApi` has them for one engine.
+
+    Every method raises TopicsError. Callers have authorized the call itself; methods that take a `principal` check the
+    other names of the request, and raise `forbidden`.
+    """
+
+    @property
+    def observers(self) -> Observers:
+        """The observers of the calls."""
+        ...
+
+    @property
+    def routers(self) -> Routers:
+        """The calls on routers."""
         ...
 
     @property
@@ -261,11 +286,6 @@ class Topics(Protocol):
         """The calls of SQL; None if it is not served."""
         ...
 
-    @property
-    def draining(self) -> bool:
-        """True while the server drains before it stops."""
-        ...
-
     async def put_topic(
         self,
         name: str,
@@ -279,16 +299,8 @@ class Topics(Protocol):
         """Create a topic or replace its config; durable before it is acknowledged (docs/contract.md, 3.3)."""
         ...
 
-    async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
-        """A topic's state; with `touch` it counts as a read for recency (docs/contract.md, 3.4)."""
-        ...
-
     async def list_topics(self, request: ListTopicsRequest, *, principal: Principal) -> ListTopicsReply:
         """One page, in name order, of the topics that the caller may know of (docs/contract.md, 3.5)."""
-        ...
-
-    async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
-        """Remove a topic and everything in it, irreversibly and durably (docs/contract.md, 3.6)."""
         ...
 
     async def append(self, request: AppendRequest, *, principal: Principal) -> AppendReply:
@@ -328,14 +340,6 @@ class Topics(Protocol):
 
     async def locate(self, name: str, ts: int, partition: int = 0) -> tuple[int, int]:
         """The first live seq of time `ts` (ms) or later, head + 1 if there is none yet; and the head."""
-        ...
-
-    async def delete_records(self, request: DeleteRequest) -> DeleteReply:
-        """Delete records by seq and/or tag, permanently and silently (docs/contract.md, 6)."""
-        ...
-
-    def notify_on_drain(self, event: Settable) -> AbstractContextManager[None]:
-        """Set `event` if the server starts to drain."""
         ...
 
     def ready(self) -> ReadyState:

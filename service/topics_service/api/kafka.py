@@ -1,55 +1,28 @@
 """The calls of the Kafka gateway, whether one engine answers them or several shards."""
 
 from collections.abc import Awaitable, Sequence
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.catalog import Catalog
-from topics_service.api.interfaces import Groups
+from topics_service.api.interfaces import CommonCalls
 from topics_service.api.kafka_logs import BatchOutcome, FetchOutcome, NamedBatch, OffsetOutcome, ProducersOutcome
 from topics_service.api.membership import Members
-from topics_service.api.metrics.collector import Counters
-from topics_service.api.topics import Settable, TopicsApi
+from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import FetchRequest
-from topics_service.engine.limits import Limits
 from topics_service.engine.membership.members import GroupSettings
 from topics_service.engine.model import (
     ConfigInput,
-    DeleteReply,
-    DeleteRequest,
-    DeleteTopicReply,
     PutTopicReply,
-    TopicState,
 )
 
 
-class KafkaTopics(Protocol):
+class KafkaTopics(CommonCalls, Protocol):
     """The calls of the Kafka gateway on one engine or several, but for those on logs; see TopicsApi."""
-
-    @property
-    def limits(self) -> Limits:
-        """The limits that requests meet."""
-        ...
-
-    @property
-    def metrics(self) -> Counters:
-        """The figures, which the gateway adds its own to."""
-        ...
-
-    @property
-    def groups(self) -> Groups:
-        """The calls on groups."""
-        ...
 
     @property
     def catalog(self) -> Catalog:
         """The topics, for reading."""
-        ...
-
-    @property
-    def draining(self) -> bool:
-        """True while the server drains before it stops."""
         ...
 
     async def create_topic(
@@ -76,28 +49,12 @@ class KafkaTopics(Protocol):
         """Create a topic or replace its config; durable before it is acknowledged."""
         ...
 
-    async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
-        """A topic's state; with `touch` it counts as a read for recency."""
-        ...
-
-    async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
-        """Remove a topic and everything in it, irreversibly and durably."""
-        ...
-
-    async def delete_records(self, request: DeleteRequest) -> DeleteReply:
-        """Delete records, permanently and silently."""
-        ...
-
     def serve_members(self, settings: GroupSettings) -> Members:
         """The calls of group members; the first call starts their coordinators with the settings."""
         ...
 
     def cluster_id(self) -> str:
         """The cluster id that clients see."""
-        ...
-
-    def notify_on_drain(self, event: Settable) -> AbstractContextManager[None]:
-        """Set `event` if the server starts to drain."""
         ...
 
     def is_expiry_durable(self) -> bool:
