@@ -79,8 +79,8 @@ class _Outbox:
             await self.progress.wait()
 
 
-class HoldTeller:
-    """The teller of one shard that has groups. Belongs to the event loop."""
+class HoldSender:
+    """Sends the moves of the groups of one shard to the others. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -105,15 +105,15 @@ class HoldTeller:
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
-    def serve(cls, shard: int, engine: Engine, api: TopicsApi, located: Located) -> "HoldTeller":
+    def serve(cls, shard: int, engine: Engine, api: TopicsApi, located: Located) -> "HoldSender":
         """Let the calls on groups and of consumers in a shard of this process reach the other shards, and start."""
-        teller = api.positions.teller = cls(shard, engine, api.settled, located)
+        sender = api.positions.sender = cls(shard, engine, api.settled, located)
         api.consumers.positions = ShardedPositions(located)
         if api.sql is not None:
             api.sql.consumers = ShardedConsumers(located)
-        api.mirrors.renew = teller.renew
-        teller.start()
-        return teller
+        api.mirrors.renew = sender.renew
+        sender.start()
+        return sender
 
     def start(self) -> None:
         """Tell from now on. The engine has recovered, and has taken no call yet."""
@@ -138,12 +138,12 @@ class HoldTeller:
         outbox.work.set()
 
     def take(self) -> Mapping[int, int]:
-        """See Teller."""
+        """See MoveSender."""
         moves, self._moves = self._moves, {}
         return moves
 
     async def told(self, moves: Mapping[int, int]) -> None:
-        """See Teller."""
+        """See MoveSender."""
         late = [(self._outboxes[shard], number) for shard, number in moves.items()]
         try:
             async with asyncio.timeout(self.patience_seconds):

@@ -64,7 +64,7 @@ class GroupWorld(World):
         return self.engine.catalog.topics[topic].logs[partition].hold
 
     def is_full(self, topic: str = "t", count: int = 1) -> bool:
-        """Whether a write is refused for room; it happens if not."""
+        """Write, and return whether that is refused for room."""
         try:
             self.append(*(b"x" for _ in range(count)), topic=topic)
         except TopicsError as error:

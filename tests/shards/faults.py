@@ -11,14 +11,14 @@ from topics_service.api.scheduling.commit import GroupCommit
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
-from topics_shards.holds import HoldTeller
+from topics_shards.holds import HoldSender
 from topics_shards.shards import Shard
 
 Event = Callable[[], Awaitable[None]]
 
 
 class Faults:
-    """What goes wrong with the calls from shard to shard, from its creation on."""
+    """Faults of the calls from shard to shard, from its creation on."""
 
     def __init__(self, world: ShardsWorld) -> None:
         self.world = world
@@ -50,7 +50,7 @@ class Faults:
         """End a shard as SIGKILL does, or a power cut, and start it again. Not through a socket."""
         world = self.world
         assert world.wire is None
-        await world.tellers[shard].stop()
+        await world.senders[shard].stop()
         world.apis[shard].parts.stop()
         world.commits[shard].stop()
         old = world.engines[shard]
@@ -66,7 +66,7 @@ class Faults:
         world.all_shards[shard] = Shard(api)
         api.parts.connect(world.shards)
         api.parts.resume()
-        world.tellers[shard] = HoldTeller.serve(shard, engine, api, world.located)
+        world.senders[shard] = HoldSender.serve(shard, engine, api, world.located)
 
     async def _run(self, shard: int, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         name = method.__qualname__

@@ -40,7 +40,7 @@ class Disk(CrashStore):
         self.on_write()
 
     def after(self, *, keep: bool) -> "Disk":
-        """What a crash leaves: with `keep` all that was written, else all that was synced."""
+        """The rows that a crash leaves: with `keep` all that were written, else all that were synced."""
         self.cut_power(self.writes if keep else self.synced)
         left = Disk()
         left._rows = self._rows

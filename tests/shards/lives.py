@@ -19,9 +19,9 @@ from topics_service.engine.limits import Limits
 from topics_service.engine.model import AppendReply, AppendRequest, Batch, ConfigInput, DiffRequest
 from topics_service.engine.placement import Place, home_of
 from topics_service.storage.memory import MemoryStore
-from topics_shards.errands import Errands
 from topics_shards.health import LocalHealth
 from topics_shards.locating import Located
+from topics_shards.shard_work import ShardWork
 from topics_shards.shards import LocalShards, LostCallError, Method, P, R, Shard, StreamMethod
 from topics_shards.topics import ShardedTopics
 
@@ -45,8 +45,8 @@ class Life:
         """Begin the work in the background."""
         self.api.parts.connect(located.shards)
         self.api.parts.resume()
-        self.errands = Errands(located, self.api, self.engine, SystemClock())
-        self.errands.start()
+        self.work = ShardWork(located, self.api, self.engine, SystemClock())
+        self.work.start()
         self._tasks = [asyncio.create_task(work) for work in (Forwarder(self.engine.routers).run(), self._maintain())]
 
     async def end(self) -> None:
@@ -57,7 +57,7 @@ class Life:
         for task in self._tasks:
             task.cancel()
         self.api.parts.stop()
-        await self.errands.stop()
+        await self.work.stop()
         await asyncio.gather(*self._tasks, *self.calls, return_exceptions=True)
         self.commit.stop()
 

@@ -41,7 +41,7 @@ class Retention:
         return (await self.world.api.append(request, principal=UNRESTRICTED)).head_seq
 
     async def is_full(self, name: str = "t", partition: int = 0) -> bool:
-        """Whether a write is refused for room; it happens if not."""
+        """Write, and return whether that is refused for room."""
         try:
             await self.append(1, name, partition)
         except TopicsError as error:

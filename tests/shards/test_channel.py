@@ -367,10 +367,11 @@ async def test_callers_wait_while_the_shard_does_not_read() -> None:
         (connection,) = await connected(both)
         connection.transport.pause_reading()
         calls = [asyncio.create_task(both.shards.call(1, Toy.echo, bytes(100_000))) for _ in range(100)]
-        await asyncio.sleep(0.05)
         assert both.channel.connection is not None
-        unsent = both.channel.connection.transport.get_write_buffer_size()
-        assert framing.HIGH_WATER <= unsent < framing.HIGH_WATER + 300_000
+        transport = both.channel.connection.transport
+        await until(lambda: transport.get_write_buffer_size() >= framing.HIGH_WATER)
+        await asyncio.sleep(0.05)
+        assert framing.HIGH_WATER <= transport.get_write_buffer_size() < framing.HIGH_WATER + 300_000
         connection.transport.resume_reading()
         assert {len(value) for value in await asyncio.gather(*calls)} == {100_000}
 

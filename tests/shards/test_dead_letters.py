@@ -138,7 +138,7 @@ async def test_letters_in_the_outbox_outlive_their_queue() -> None:
     async with open_world() as world:
         await world.append(q, b"1", config=queue(d))
         mover = world.engine_of(q).queues.mover
-        await world.shards.lives[0].errands.courier.stop()
+        await world.shards.lives[0].work.sender.stop()
         assert (await fail(world, q)).exhausted == [1]
         offer = mover.due_elsewhere(q)
         assert offer is not None
@@ -155,21 +155,21 @@ async def test_a_nack_does_not_wait_for_a_shipment_that_is_stuck() -> None:
     async with open_world() as world:
         await world.append(q, b"1", b"2", b"3", config=queue(d))
         mover = world.engine_of(q).queues.mover
-        await world.shards.lives[0].errands.courier.stop()
+        await world.shards.lives[0].work.sender.stop()
         await fail(world, q)
         offer = mover.due_elsewhere(q)
         assert offer is not None
         assert mover.ship(q, offer, 1) is not None
         await world.end(1)
         await world.crash(0)
-        courier = world.shards.lives[0].errands.courier
-        await until(lambda: q in courier._stuck)
+        sender = world.shards.lives[0].work.sender
+        await until(lambda: q in sender._stuck)
         async with asyncio.timeout(1):
             assert (await fail(world, q)).exhausted == [2]
         world.begin(1)
         await until(lambda: counters(world, q).dead_lettered == 2 and not outbox(world))
         assert await world.read(d) == [b"1", b"2"]
-        assert not courier._stuck
+        assert not sender._stuck
 
 
 async def test_a_shipment_that_comes_again_is_the_same() -> None:
@@ -178,7 +178,7 @@ async def test_a_shipment_that_comes_again_is_the_same() -> None:
         await world.api.put_topic(d, ConfigInput(discard="reject", cap_records=2), principal=UNRESTRICTED)
         await world.append(q, b"1", b"2", b"3", config=queue(d))
         mover = world.engine_of(q).queues.mover
-        await world.shards.lives[0].errands.courier.stop()
+        await world.shards.lives[0].work.sender.stop()
         await fail(world, q, 3)
         offer = mover.due_elsewhere(q)
         assert offer is not None
@@ -200,13 +200,13 @@ async def test_arrivals_are_remembered_while_they_are_in_an_outbox() -> None:
         await world.append(q, b"1", config=queue(d))
         await fail(world, q)
         await until(lambda: not outbox(world))
-        courier, shipments = world.shards.lives[1].errands.courier, world.engine(1).queues.mover.shipments
+        sender, shipments = world.shards.lives[1].work.sender, world.engine(1).queues.mover.shipments
         ((key, arrival),) = shipments.arrivals(b"", 9)
         assert (arrival.letters, arrival.shard) == (1, 0)
-        await courier.sweep_once()
+        await sender.sweep_once()
         assert shipments.arrivals(b"", 9), "a call that was given up may be on its way"
-        courier._clock = Late(arrival.ts)
-        await courier.sweep_once()
+        sender._clock = Late(arrival.ts)
+        await sender.sweep_once()
         assert not shipments.arrivals(b"", 9)
         assert key.endswith((1).to_bytes(8, "big"))
 

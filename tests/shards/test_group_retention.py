@@ -151,8 +151,8 @@ async def test_it_is_not_acknowledged_while_the_shard_of_the_records_is_away(
         await at.commit(2)
         await at.told()
         faults = Faults(at.world)
-        for teller in at.world.tellers:
-            teller.patience_seconds = 0.05
+        for sender in at.world.senders:
+            sender.patience_seconds = 0.05
         faults.cut_off({"MirrorsApi"})
         assert await refused(back(at)) == "not_ready"
         assert at.hold() == 2

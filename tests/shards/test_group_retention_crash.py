@@ -124,8 +124,8 @@ class Life:
             self.stores = [engine.writer.store for engine in at.world.engines]
             self.faults = Faults(at.world)
             self.at = at
-            for teller in at.world.tellers:
-                teller.patience_seconds = 0.02
+            for sender in at.world.senders:
+                sender.patience_seconds = 0.02
             await self._configure()
             for number in range(80):
                 kind = self.random.choice(list(self._kinds))
@@ -206,7 +206,7 @@ class Life:
         self.faults.cut_off({"MirrorsApi"})
 
     async def _connect(self) -> None:
-        """What all have acked is let go soon, and the rows are sound."""
+        """Wait until all that was acked is let go of; the rows are sound."""
         for store in self.stores:
             assert audit(store) == []
         self.faults.cut_off(set())
@@ -221,8 +221,8 @@ class Life:
             assert self.at.hold(partition=partition) == min(lowest)
 
     def _impatient(self) -> None:
-        for teller in self.at.world.tellers:
-            teller.patience_seconds = 0.02
+        for sender in self.at.world.senders:
+            sender.patience_seconds = 0.02
 
     _kinds: ClassVar[dict[str, Callable[["Life"], Awaitable[None]]]] = {
         "append": _append,

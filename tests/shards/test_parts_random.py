@@ -47,9 +47,9 @@ class Model:
         self.topic_id = ""
         self.cap = 0
         self.written: dict[int, list[bytes]] = {}
-        """What was acknowledged in this life."""
+        """The writes that were acknowledged in this life."""
         self.tried: dict[int, set[bytes]] = {}
-        """What may be there."""
+        """The writes that may be there."""
         self.dead: set[str] = set()
         self.records = 0
 

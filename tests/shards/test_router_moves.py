@@ -65,7 +65,7 @@ async def settled(world: World) -> None:
     """All moves have ended by themselves."""
     for _ in range(2):
         for life in world.shards.lives.values():
-            await life.errands.mover.look()
+            await life.work.mover.look()
     assert living(world) == 1
 
 
@@ -187,7 +187,7 @@ async def test_a_step_is_lost(step: str, answer: bool, dying: int | None, later:
             assert (await world.api.routers.delete(router, principal=UNRESTRICTED)).deleted
             for _ in range(2):
                 for life in world.shards.lives.values():
-                    await life.errands.mover.look()
+                    await life.work.mover.look()
             assert living(world) == 0
             await world.append(a, b"not this")
             assert await read(world, b) + await read(world, c) in ([b"1", b"2"], [b"1", b"2", b"3"])

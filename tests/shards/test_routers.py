@@ -325,7 +325,7 @@ async def test_places_of_routers_that_are_gone_are_swept() -> None:
         place = places.find("r")
         assert place is not None
         world.engine(1).routers.delete("r")  # as if its deletion had died before the place was removed
-        puller = world.shards.lives[home_of("r", 3)].errands.puller
+        puller = world.shards.lives[home_of("r", 3)].work.puller
         await puller.sweep_once()
         assert places.find("r") == place, "it may be under way"
         old = RouterPlace(place.shard, place.ts - 20_000)

@@ -85,7 +85,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 
 
 def by_topic(frames: Iterable[Frame]) -> dict[str, list[Any]]:
-    """What was told of each topic, in short."""
+    """The frames of each topic, in short."""
     told: dict[str, list[Any]] = {}
     for frame in frames:
         assert isinstance(frame, RecordsFrame | CaughtUpFrame | TopicDeletedFrame | TombstoneFrame), frame
@@ -278,11 +278,13 @@ async def test_a_slow_reader_holds_one_frame_of_a_shard() -> None:
             for _ in range(100):
                 await world.append(name, 100)
         with await world.stream(watch(A, B, C, limit=100)) as stream:
+            await until(lambda: world.shards.items == 6)  # what each begins with, and a frame
             await asyncio.sleep(0.1)
-            assert world.shards.items == 6  # what each begins with, and a frame
+            assert world.shards.items == 6, "nothing is read ahead"
             await anext(stream)
+            await until(lambda: world.shards.items == 7)
             await asyncio.sleep(0.1)
-            assert world.shards.items == 7
+            assert world.shards.items == 7, "nothing is read ahead"
             frames = await quiet(stream, 0.2)
             assert len(seqs(frames)) == 29_900
 

@@ -20,7 +20,7 @@ from topics_service.engine.limits import Limits
 from topics_service.engine.placement import Place
 from topics_service.storage.memory import MemoryStore
 from topics_shards.health import LocalHealth
-from topics_shards.holds import HoldTeller
+from topics_shards.holds import HoldSender
 from topics_shards.locating import Located
 from topics_shards.remote import RemoteShards, remote_methods
 from topics_shards.shards import LocalShards, Shard, Shards
@@ -51,8 +51,8 @@ class ShardsWorld:
         for api in apis:
             api.parts.connect(self.shards)
             api.parts.resume()
-        self.tellers = [
-            HoldTeller.serve(number, engine, api, located)
+        self.senders = [
+            HoldSender.serve(number, engine, api, located)
             for number, (engine, api) in enumerate(zip(engines, apis, strict=True))
         ]
         metrics = Metrics(engines[0], CommitStatistics())
@@ -62,12 +62,12 @@ class ShardsWorld:
     @property
     def untold(self) -> int:
         """The number of moved positions that the shards of their partitions do not know yet."""
-        return sum(teller.untold for teller in self.tellers)
+        return sum(sender.untold for sender in self.senders)
 
     async def stop(self) -> None:
         """End what runs by itself."""
-        for teller in self.tellers:
-            await teller.stop()
+        for sender in self.senders:
+            await sender.stop()
         for api in self.apis:
             api.parts.stop()
         for commit in self.commits:

@@ -21,7 +21,7 @@ class MemorySource:
 
 
 def audit(store: MemoryStore) -> list[Problem]:
-    """What is wrong with the rows."""
+    """The faults of the rows."""
     found: list[Problem] = []
     each = Audit(MemorySource(store), found.append, deep=True)
     each.begin()

@@ -23,12 +23,12 @@ from topics_service.api.scheduling.pressure import Pressure
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.placement import SQL_SHARD
-from topics_shards.errands import Errands
-from topics_shards.holds import HoldTeller
+from topics_shards.holds import HoldSender
 from topics_shards.kafka import ShardedKafka
 from topics_shards.locating import Located
 from topics_shards.process import ProcessApi, ProcessObjects
 from topics_shards.remote import RemoteShards, remote_methods
+from topics_shards.shard_work import ShardWork
 from topics_shards.shards import LocalShards, LostCallError, Shard, Shards
 from topics_shards.sql import ShardedSql, SqlPlacements
 from topics_shards.topics import ShardedTopics
@@ -63,8 +63,8 @@ class Composition:
         self._channels: dict[int, Channel] = {}
         self._server: ShardServer | None = None
         self._process: ProcessObjects | None = None
-        self._errands: list[Errands] = []
-        self._tellers: list[HoldTeller] = []
+        self._works: list[ShardWork] = []
+        self._senders: list[HoldSender] = []
         apis = [core.api for core in cores.values()]
         sources = process_sources(lag, authorizer, resources.traces.statistics)
         metrics = ProcessMetrics([api.metrics for api in apis], sources, self._reports)
@@ -129,10 +129,10 @@ class Composition:
     def recovered(self, core: Core) -> None:
         """Begin what a shard does by itself. Call it once its engine has recovered."""
         core.api.parts.resume()
-        self._tellers.append(HoldTeller.serve(core.engine.parts.place.shard, core.engine, core.api, self._located))
-        errands = Errands(self._located, core.api, core.engine, SystemClock())
-        errands.start()
-        self._errands.append(errands)
+        self._senders.append(HoldSender.serve(core.engine.parts.place.shard, core.engine, core.api, self._located))
+        work = ShardWork(self._located, core.api, core.engine, SystemClock())
+        work.start()
+        self._works.append(work)
 
     async def kafka(self) -> KafkaShards:
         """See `listeners.Served`. Waits for all shards."""
@@ -149,11 +149,11 @@ class Composition:
     async def close(self) -> None:
         """End the calls between processes, when none of them has any of clients."""
         await self._kafka.stop()
-        for teller in self._tellers:
-            await teller.stop()
+        for sender in self._senders:
+            await sender.stop()
         for core in self.cores.values():
             core.api.parts.stop()
-        await asyncio.gather(*(each.stop() for each in self._errands))
+        await asyncio.gather(*(each.stop() for each in self._works))
         if self._server is not None:
             await self._server.drain(_RETRY_SECONDS)
         for channel in self._channels.values():

@@ -61,8 +61,8 @@ class Written(Struct, kw_only=True):
     missing: Sequence[str] = ()
 
 
-class Teller(Protocol):
-    """The teller of the shards of partitions what groups have let go of; see `topics_shards.holds`."""
+class MoveSender(Protocol):
+    """Sends the shards of partitions what groups have let go of; see `topics_shards.holds`."""
 
     def take(self) -> Mapping[int, int]:
         """The moves back since the last call, which `told` waits for."""
@@ -80,7 +80,7 @@ class PositionsApi:
     """
 
     def __init__(self, admit: Callable[[], Engine], settle: Callable[[int], Awaitable[None]]) -> None:
-        self.teller: Teller | None = None  # of one shard among several
+        self.sender: MoveSender | None = None  # of one shard among several
         self._admit = admit
         self._settle = settle
 
@@ -218,12 +218,12 @@ class PositionsApi:
 
         Call it in the same turn of the loop as the write.
         """
-        return {} if self.teller is None else self.teller.take()
+        return {} if self.sender is None else self.sender.take()
 
     async def told(self, moves: Mapping[int, int]) -> None:
         """Return once the partitions that positions moved back in hold their records again."""
-        if moves and self.teller is not None:
-            await self.teller.told(moves)
+        if moves and self.sender is not None:
+            await self.sender.told(moves)
 
     # --- internals
 

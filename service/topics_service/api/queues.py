@@ -50,7 +50,7 @@ class HandBackReply(Struct, kw_only=True):
 
 
 class Letters(Protocol):
-    """The courier of jobs to dead letter topics in other shards, and back."""
+    """The sender of jobs to dead letter topics in other shards, and back."""
 
     async def flush(self, queue: str) -> None:
         """Move the exhausted jobs of a queue, as far as that can be done soon."""

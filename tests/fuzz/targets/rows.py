@@ -106,7 +106,7 @@ def _writer(row: bytes) -> Writer:
 
 
 def _pending(row: bytes) -> Any:
-    """What parts had to learn of a topic at the last end."""
+    """A change that parts had to learn of at the last end."""
     none: Any = SimpleNamespace()
     parts = Parts(none, none, _writer(row), none, Place(0, 2))
     parts.load()

@@ -29,7 +29,7 @@ _SWEEP_SECONDS: Final = 60.0
 _SWEPT: Final = 500
 
 
-class Courier:
+class ShipmentSender:
     """Moves exhausted jobs of one shard's queues to dead letter topics in others, and hands dead letters back.
 
     It first asks whether there is room, so that a job that is refused stays in its queue, exhausted, as within one

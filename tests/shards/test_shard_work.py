@@ -12,25 +12,25 @@ from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DiffRequest, TagMatch
 from topics_service.engine.queue.jobs import ClaimRequest, RedriveRequest, SettleRequest
 from topics_service.engine.router.router import PutRouterRequest, RouterConfig
-from topics_shards.errands import Errands
+from topics_shards.shard_work import ShardWork
 
 
 @asynccontextmanager
 async def open_world() -> AsyncIterator[ShardsWorld]:
     """Shards with all that they do in the background for routers and dead letters."""
     async with open_shards(3) as world:
-        errands = [
-            Errands(world.located, api, engine, world.clock)
+        work = [
+            ShardWork(world.located, api, engine, world.clock)
             for api, engine in zip(world.apis, world.engines, strict=True)
         ]
-        for each in errands:
+        for each in work:
             each.start()
         forwarder = asyncio.create_task(Forwarder(*(engine.routers for engine in world.engines)).run())
         try:
             yield world
         finally:
             forwarder.cancel()
-            for each in errands:
+            for each in work:
                 await each.stop()
 
 

@@ -3,28 +3,28 @@
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
-from topics_shards.couriers import Courier
 from topics_shards.locating import Located
 from topics_shards.moving import Mover
 from topics_shards.pulling import Puller
+from topics_shards.shipping import ShipmentSender
 
 
-class Errands:
-    """That of one shard of this process."""
+class ShardWork:
+    """The work of one shard of this process."""
 
     def __init__(self, located: Located, api: TopicsApi, engine: Engine, clock: Clock) -> None:
         self.puller = Puller(located, api.routers, engine.routers, clock)
-        self.courier = Courier(located, api, engine.queues, clock)
+        self.sender = ShipmentSender(located, api, engine.queues, clock)
         self.mover = Mover(located, engine.parts.place.shard, engine.routers)
 
     def start(self) -> None:
         """Begin. Call it once, when the engine has recovered and before the first call of a client."""
         self.puller.start()
-        self.courier.start()
+        self.sender.start()
         self.mover.start()
 
     async def stop(self) -> None:
         """End what is under way; it continues after the next start."""
         await self.puller.stop()
-        await self.courier.stop()
+        await self.sender.stop()
         await self.mover.stop()
