@@ -48,6 +48,7 @@ class ShardedKafka:
         self._located = located
         self._shards = located.shards
         self._members: ShardedMembers | None = None
+        self._settings: GroupSettings | None = None
         self._cluster_id = ""
         self._lines: dict[int, asyncio.Future[None]] = {}
 
@@ -112,10 +113,16 @@ class ShardedKafka:
     def serve_members(self, settings: GroupSettings) -> ShardedMembers:
         """See TopicsApi."""
         if self._members is None:
-            for shard in self._shards.local.values():
-                shard.api.serve_members(settings, self.catalog)
+            self._settings = settings
             self._members = ShardedMembers(self._located)
+            for shard in self._shards.local.values():
+                self.join(shard.api)
         return self._members
+
+    def join(self, api: TopicsApi) -> None:
+        """Serve the members of the groups of a shard that has come to this process."""
+        if self._settings is not None:
+            api.serve_members(self._settings, self.catalog)
 
     # ------------------------------------------------------------------ topics
 

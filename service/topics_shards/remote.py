@@ -186,13 +186,14 @@ class RemoteShards(Shards):
                     connection = self._connection(shard)
                     if connection is not None:
                         return connection
-                    channel = self.owners.get(shard)
-                    if channel is None:
-                        await asyncio.sleep(_ASK_AGAIN_SECONDS)
-                    else:
-                        await channel.changed()
+                    await self._changed(shard)
         except TimeoutError:
             raise _not_ready(shard) from None
+
+    async def _changed(self, shard: int) -> None:
+        """Return when there may be a way to the shard that was not there."""
+        channel = self.owners.get(shard)
+        await (asyncio.sleep(_ASK_AGAIN_SECONDS) if channel is None else channel.changed())
 
     async def _asked_again(self, shard: int, deadline: float) -> None:
         """Return when a shard may be where the map says, which it was not. Raises `not_ready`."""
