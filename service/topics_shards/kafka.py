@@ -7,6 +7,7 @@ from functools import partial
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.interfaces import Groups
+from topics_service.api.kafka import Brokers
 from topics_service.api.kafka_logs import (
     BatchOutcome,
     FetchOutcome,
@@ -41,7 +42,9 @@ _CLUSTER_SHARD = 0
 class ShardedKafka:
     """See KafkaShards. Belongs to the event loop."""
 
-    def __init__(self, topics: ShardedTopics, located: Located) -> None:
+    def __init__(self, topics: ShardedTopics, located: Located, brokers: Brokers | None = None) -> None:
+        """`brokers` are the nodes of a cluster."""
+        self.brokers = brokers
         self.catalog = ShardedCatalog(located.shards)
         self._parts = KnownParts(located, self.catalog)
         self._topics = topics
@@ -87,6 +90,11 @@ class ShardedKafka:
     def draining(self) -> bool:
         """See TopicsApi."""
         return self._topics.draining
+
+    @property
+    def shard_count(self) -> int:
+        """See KafkaShards."""
+        return self._shards.count
 
     def cluster_id(self) -> str:
         """The id that shard 0 has."""

@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
+from msgspec import Struct
+
 from topics_service.api.access.auth import Principal
 from topics_service.api.catalog import Catalog
 from topics_service.api.interfaces import CommonCalls
@@ -15,6 +17,48 @@ from topics_service.engine.model import (
     ConfigInput,
     PutTopicReply,
 )
+
+
+class Broker(Struct, frozen=True):
+    """A node of a cluster, as Kafka clients see it."""
+
+    node_id: int
+    host: str
+    port: int
+    zone: str = ""
+    """Its availability zone, which clients see as its rack; empty if it has none."""
+
+
+class Brokers(Protocol):
+    """The nodes of a cluster and their shards, as this node knows them. Calls return at once.
+
+    The view of another node may be newer or older; epochs tell which. An epoch of a shard never falls.
+    """
+
+    @property
+    def me(self) -> Broker:
+        """This node."""
+        ...
+
+    @property
+    def revision(self) -> int:
+        """A number that is another one after each change of what the methods return."""
+        ...
+
+    def nodes(self) -> Sequence[Broker]:
+        """The nodes that live and serve Kafka, this one among them, ordered by id."""
+        ...
+
+    def owner(self, shard: int) -> tuple[Broker | None, int]:
+        """The owner of a shard and its epoch; None, with the last epoch that is known, while there is none.
+
+        A node that still takes over is none, nor is one without Kafka.
+        """
+        ...
+
+    def followers(self, shard: int) -> Sequence[Broker]:
+        """The nodes that have a warm replica of a shard and do not own it, ordered by id."""
+        ...
 
 
 class KafkaTopics(CommonCalls, Protocol):
@@ -71,6 +115,16 @@ class KafkaShards(KafkaTopics, Protocol):
 
     The methods that take a shard are the calls of KafkaApi there. They raise TopicsError, and LostCallError.
     """
+
+    @property
+    def brokers(self) -> Brokers | None:
+        """The nodes of the cluster; None if there is one broker, the listener itself."""
+        ...
+
+    @property
+    def shard_count(self) -> int:
+        """The number of shards."""
+        ...
 
     def here(self, topic: str, partition: int) -> TopicsApi | None:
         """The shard that has the partition; None if it is in another process."""
