@@ -6,6 +6,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
 
+from topics_service.api.request_context import note_answer
 from topics_service.engine.errors import Reason, TopicsError
 from topics_shards.calls import CALLS, READS
 from topics_shards.shards import LostCallError, Method, P, R, Shard, Shards, StreamMethod
@@ -28,7 +29,8 @@ class RemoteShards(Shards):
     """Shards of this process, called directly, and others, called over channels.
 
     `local` may change at any time, and so may `owners`, the channel to each other shard: a call goes where its shard is
-    when it is sent, and again to where it is then if that process does not serve it.
+    when it is sent, and again to where it is then if that process does not serve it. The current request learns which
+    node answered.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class RemoteShards(Shards):
         """See Shards."""
         local = self.local.get(shard)
         if local is not None:
+            note_answer("")
             return await method(local.of(method), *args, **kwargs)
         remote = self._methods[method]
         body = _checked(remote, remote.encode_call(current_origin(), args, kwargs))
@@ -66,7 +69,11 @@ class RemoteShards(Shards):
                 except asyncio.CancelledError:
                     connection.cancel(outgoing)
                     raise
+                note_answer(connection.address)
                 return result
+            except TopicsError:
+                note_answer(connection.address)
+                raise
             except GoneError:
                 if not remote.is_read:
                     raise _lost(shard) from None
@@ -75,6 +82,7 @@ class RemoteShards(Shards):
                 await self._asked_again(shard, deadline)
             local = self.local.get(shard)
             if local is not None:  # it has moved here
+                note_answer("")
                 return await method(local.of(method), *args, **kwargs)
 
     async def begin(
@@ -91,6 +99,7 @@ class RemoteShards(Shards):
             outgoing = connection.run(shard, remote, body)
         except NotHereError:
             raise _not_ready(shard) from None
+        note_answer(connection.address)
         outgoing.done.add_done_callback(partial(_begun, done, shard))
         return done
 
@@ -100,6 +109,7 @@ class RemoteShards(Shards):
         """See Shards."""
         local = self.local.get(shard)
         if local is not None:
+            note_answer("")
             async with aclosing(method(local.of(method), *args, **kwargs)) as items:
                 async for item in items:
                     yield item
@@ -112,6 +122,7 @@ class RemoteShards(Shards):
             outgoing: Outgoing | None = None
             try:
                 outgoing = connection.open(shard, remote, body)
+                note_answer(connection.address)
                 while True:
                     connection.more(outgoing)
                     item = await outgoing.done
@@ -155,6 +166,9 @@ class RemoteShards(Shards):
                     else:
                         await channel.changed()
         except TimeoutError:
+            channel = self.owners.get(shard)
+            if channel is not None:
+                note_answer(channel.address)  # the client may reach it
             raise _not_ready(shard) from None
 
     async def _asked_again(self, shard: int, deadline: float) -> None:
