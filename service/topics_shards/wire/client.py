@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from topics_net import background
+from topics_shards.shards import NotHereError
 from topics_shards.wire.errors import decode_error
 from topics_shards.wire.framing import (
     AWAY,
@@ -47,10 +48,6 @@ Open = Callable[[Callable[[], asyncio.BaseProtocol]], Awaitable[object]]
 
 class GoneError(Exception):
     """The connection broke after the call was sent: it may have had its effect or not."""
-
-
-class NotHereError(Exception):
-    """The peer does not serve the shard: nothing has happened."""
 
 
 class Outgoing:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from topics_service.engine.errors import Reason, TopicsError
-from topics_shards.shards import Shard
+from topics_shards.shards import NotHereError, Shard
 from topics_shards.wire.errors import encode_error
 from topics_shards.wire.framing import (
     AWAY,
@@ -153,7 +153,8 @@ class ServerConnection(FrameProtocol):
             log.error("a call of %s from %s can't be read: %s", method.name, self.peer, error)
             self.send(FAILED, call, encode_error(TopicsError(Reason.INTERNAL, "internal error"), method.name))
             return
-        began: Any = method.method(shard.of(method.method), *decoded.positional, **decoded.named)
+        begin: Any = shard.stream if method.is_stream else shard.run
+        began = begin(method.method, *decoded.positional, **decoded.named)
         size = len(body)
         if kind == RUN:
             work = self._run(call, method, began, size)
@@ -173,6 +174,8 @@ class ServerConnection(FrameProtocol):
     async def _run(self, call: int, method: RemoteMethod, began: Coroutine[Any, Any, Any], size: int) -> None:
         try:
             self._answer(RESULT, call, method, await began)
+        except NotHereError:
+            self.send(AWAY, call)
         except asyncio.CancelledError as error:
             self.send(FAILED, call, encode_error(error, method.name))
         except Exception as error:
@@ -191,6 +194,8 @@ class ServerConnection(FrameProtocol):
                 self._answer(ITEM, call, method, await anext(items))
         except StopAsyncIteration:
             self.send(END, call)
+        except NotHereError:
+            self.send(AWAY, call)
         except asyncio.CancelledError as error:
             self.send(FAILED, call, encode_error(error, method.name))
         except Exception as error:
