@@ -6,6 +6,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
 
+from topics_service.api.request_context import note_answer
 from topics_service.engine.errors import Reason, TopicsError
 from topics_shards.calls import CALLS, READS
 from topics_shards.shards import LostCallError, Method, NotHereError, P, R, Shard, Shards, StreamMethod
@@ -28,7 +29,8 @@ class RemoteShards(Shards):
     """Shards of this process, called directly, and others, called over channels.
 
     `local` may change at any time, and so may `owners`, the channel to each other shard: a call goes where its shard is
-    when it is sent, and again to where it is then if that process does not serve it.
+    when it is sent, and again to where it is then if that process does not serve it. The current request learns which
+    node answered.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class RemoteShards(Shards):
             local = self.local.get(shard)
             try:
                 if local is not None:
+                    note_answer("")
                     return await local.run(method, *args, **kwargs)
                 remote = self._methods[method]
                 if body is None:
@@ -70,6 +73,10 @@ class RemoteShards(Shards):
                 except asyncio.CancelledError:
                     connection.cancel(outgoing)
                     raise
+                except TopicsError:
+                    note_answer(connection.address)
+                    raise
+                note_answer(connection.address)
                 return result
             except GoneError:
                 if not self._is_read(method):
@@ -107,6 +114,7 @@ class RemoteShards(Shards):
             outgoing = connection.run(shard, method, body)
         except NotHereError:
             raise _not_ready(shard) from None
+        note_answer(connection.address)
         outgoing.done.add_done_callback(partial(_begun, done, shard))
         return done
 
@@ -119,6 +127,7 @@ class RemoteShards(Shards):
             local = self.local.get(shard)
             try:
                 if local is not None:
+                    note_answer("")
                     async with aclosing(local.stream(method, *args, **kwargs)) as items:
                         async for item in items:
                             yield item
@@ -140,13 +149,20 @@ class RemoteShards(Shards):
         if connection is None:
             raise NotHereError
         outgoing = connection.open(shard, remote, body)
+        is_noted = False
         try:
             while True:
                 connection.more(outgoing)
                 item = await outgoing.done
+                if not is_noted:
+                    note_answer(connection.address)
+                    is_noted = True
                 if item is END_OF_STREAM:
                     return
                 yield item
+        except TopicsError:
+            note_answer(connection.address)
+            raise
         except GoneError:
             raise _lost(shard) from None
         finally:
@@ -188,6 +204,9 @@ class RemoteShards(Shards):
                         return connection
                     await self._changed(shard)
         except TimeoutError:
+            channel = self.owners.get(shard)
+            if channel is not None:
+                note_answer(channel.address)  # its client may reach it
             raise _not_ready(shard) from None
 
     async def _changed(self, shard: int) -> None:

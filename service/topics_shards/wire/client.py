@@ -80,6 +80,11 @@ class ClientConnection(FrameProtocol):
         return self._channel.name
 
     @property
+    def address(self) -> str:
+        """See Channel."""
+        return self._channel.address
+
+    @property
     def has_room(self) -> bool:
         """Return whether one more call may be made now."""
         return self.is_writable and len(self._calls) < _MAX_CALLS
@@ -193,9 +198,19 @@ class Channel:
     `connection` is the one to make calls on; None while there is none.
     """
 
-    def __init__(self, open_connection: Open, name: str, own_name: str, scratch: bytearray | None = None) -> None:
-        """Both names are for log lines. Begins to connect."""
+    def __init__(
+        self,
+        open_connection: Open,
+        name: str,
+        own_name: str,
+        scratch: bytearray | None = None,
+        *,
+        address: str = "",
+    ) -> None:
+        """Both names are for log lines. `address` is host:port of the node's gRPC port, as its clients reach it; empty
+        for another process of this node. Begins to connect."""
         self.name = name
+        self.address = address
         self.own_name = own_name
         self.scratch = scratch
         self.connection: ClientConnection | None = None
