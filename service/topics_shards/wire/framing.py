@@ -27,8 +27,8 @@ from msgspec import Struct
 log: Final = logging.getLogger("topics.shards")
 
 HEAD: Final = struct.Struct("<IBI")
-CALL: Final = struct.Struct("<HH")
-"""The shard, and the number that the peer gave the method in its hello."""
+CALL: Final = struct.Struct("<IH")
+"""The shard, or the number of a process as a whole; and the number that the peer gave the method in its hello."""
 VERSION: Final = 1
 
 HELLO, RUN, OPEN, MORE, CANCEL, RESULT, ITEM, END, FAILED, AWAY, GOODBYE = range(11)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 import struct
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextvars import Context
@@ -257,6 +258,11 @@ class ShardServer:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(lambda: ServerConnection(self), str(path), backlog=_BACKLOG)
         self._path = path
+
+    async def listen_tcp(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Listen on a bound socket of TCP, which belongs to this server then. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: ServerConnection(self), sock=sock, ssl=tls, backlog=_BACKLOG)
 
     async def drain(self, seconds: float) -> None:
         """Take no more calls, and wait for those under way; what is left after that time is broken off."""
