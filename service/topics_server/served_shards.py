@@ -146,9 +146,7 @@ class ServedShards:
         """The metrics of the other processes; without those of one that does not answer."""
         return await self._each(_REPORT_SECONDS, ProcessApi.report, allowed)
 
-    async def _each(
-        self, seconds: float, method: Method[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> list[T]:
+    async def _each(self, seconds: float, method: Method[P, T], /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Call all other processes at once; the results of those that answer in time."""
 
         async def ask(number: int) -> T | None:

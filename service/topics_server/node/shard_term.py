@@ -53,9 +53,7 @@ class OwnedShard(Shard):
         finally:
             running.end(task)
 
-    async def stream(
-        self, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> AsyncGenerator[R, None]:
+    async def stream(self, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[R, None]:
         """See Shard."""
         if not self._gate.is_open:
             await self._look()
@@ -134,5 +132,3 @@ class ShardTerm(Term):
 
 def _lost() -> LostCallError:
     return LostCallError("the shard has left the node")
-
-

@@ -9,8 +9,8 @@ from prometheus_client import Metric
 
 from topics_service.api.metrics import merging
 from topics_service.api.metrics.collector import POSITIONS_SHOWN, Counters, Metrics, MetricsSources
-from topics_service.api.metrics.families import cluster
 from topics_service.api.metrics.exposition import gauge, of_process, render
+from topics_service.api.metrics.families import cluster
 from topics_service.api.metrics.merging import Family, Report
 from topics_service.api.running import LostCallError
 from topics_service.engine.errors import TopicsError
