@@ -98,6 +98,7 @@ class NodeComposition:
         self._identity = Identity(me.name, me.cluster, secret)
         self._channels: dict[str, Channel] = {}  # by name of the node
         self._addresses: dict[str, str] = {}
+        self._numbers: dict[str, int] = {}
         self._is_draining = False
         self._tasks: list[asyncio.Task[None]] = []
         self.shards = shards = NodeShards(me.shards, me.number)
@@ -174,6 +175,7 @@ class NodeComposition:
             if address and name not in self._channels:
                 host, _, port = address.rpartition(":")
                 self._addresses[name] = address
+                self._numbers[name] = self.shards.number_of(node.number)
                 self._channels[name] = Channel(
                     tcp(host, int(port), lambda: self._tls.context(ALPN)),
                     name,
@@ -186,7 +188,7 @@ class NodeComposition:
     def _reach(self) -> None:
         """Lead the calls on each shard to its owner."""
         by_address = {self._addresses[name]: channel for name, channel in self._channels.items()}
-        channels = {self._number(name): channel for name, channel in self._channels.items()}
+        channels = {self._numbers[name]: channel for name, channel in self._channels.items()}
         for shard, place in self._places().items():
             owner = place.addresses
             channel = None if owner is None else by_address.get(owner.shards)
@@ -201,15 +203,12 @@ class NodeComposition:
     moved = _reach
     """Called when a shard is somewhere else than before."""
 
-    def _number(self, name: str) -> int:
-        return self.shards.number_of(self._views.view.nodes[name].number)
-
     def _others(self) -> Iterable[int]:
-        return [self._number(name) for name in self._channels]
+        return [self._numbers[name] for name in self._channels]
 
     def _owner_of_users(self) -> int | None:
         owner = self._views.view.owners.get(SQL_SHARD)
-        return self._number(owner.node) if owner is not None and owner.node in self._channels else None
+        return self._numbers[owner.node] if owner is not None and owner.node in self._channels else None
 
     # ------------------------------------------------------------------ see Served
 

@@ -89,7 +89,7 @@ class Term:
             store,
             authorizer=authorizer,
             commit=self._commit,
-            node=statistics,
+            node=statistics if place == SINGLE else None,  # with several shards its figures are of none of them
             place=place,
             lag=lag,
             elsewhere=elsewhere,
