@@ -1,7 +1,7 @@
 """The metrics of a server with shards: those of all shards and processes together, whichever process is asked."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -45,7 +45,7 @@ class ProcessMetrics(Counters):
         self, shards: Callable[[], Sequence[Metrics]], sources: MetricsSources, node: NodeStatistics | None = None
     ) -> None:
         """`shards` gives those of this process; `sources` are of the process, not of its shards. A `node` of a cluster
-        shows what is its own, since each is asked; its JSON object has the sums over all."""
+        shows the sums over all shards beside what is of itself."""
         super().__init__()
         self._node = node
         self._shards = shards
@@ -55,14 +55,23 @@ class ProcessMetrics(Counters):
         self.lags: Lags = no_lags
 
     def report(self, allowed: Allowed = None) -> Report:
-        """The metrics of this process with its shards."""
+        """The metrics for another process: those of this one with its shards; of a node of a cluster those of the
+        shards alone, since each node is asked for its own."""
+        return self._report(allowed, () if self._node is not None else self._edge())
+
+    def _report(self, allowed: Allowed, edge: Iterable[Metric]) -> Report:
         shards = self._shards()
         tables = merging.tables([shard.tables(allowed) for shard in shards], _SHOWN)  # the first expires records
-        edge = [*self._streams(), *self.families(self._sources, self.watch_lag()), *of_process()]
-        if self._node is not None:
-            edge += cluster(self._node)
         parts = [[Family.of(each) for each in part] for part in (edge, *(shard.of_engine() for shard in shards))]
         return Report(merging.families(parts), tables, self._snapshot())
+
+    def _edge(self) -> Iterator[Metric]:
+        """The families of this process."""
+        yield from self._streams()
+        yield from self.families(self._sources, self.watch_lag())
+        yield from of_process()
+        if self._node is not None:
+            yield from cluster(self._node)
 
     def _streams(self) -> Iterator[Metric]:
         yield gauge("sse_connections", "Open streams: SSE, WebSocket and gRPC.", self.watch.connections)
@@ -70,10 +79,7 @@ class ProcessMetrics(Counters):
 
     async def text(self, allowed: Allowed = None) -> bytes:
         """See Counters."""
-        reports = [self.report(allowed)]
-        if self._node is not None:
-            return await asyncio.to_thread(_text, reports, ())
-        reports += await self.others(allowed)
+        reports = [self._report(allowed, self._edge()), *await self.others(allowed)]
         return await asyncio.to_thread(_text, reports, await self._far_lags(allowed))
 
     async def _far_lags(self, allowed: Allowed) -> Sequence[Lag]:
