@@ -1,24 +1,26 @@
-"""Connections over TCP, with TLS or without: openers for channels."""
+"""Connections over TCP, with TLS or without: openers for channels, and what the sockets say of their peers."""
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from topics_shards.wire.client import Open
+Open = Callable[[Callable[[], asyncio.BaseProtocol]], Awaitable[object]]
+"""Opens a connection with such a protocol. Raises OSError."""
 
 ALPN: Final = "topics-shards"
-"""The protocol that both sides name in a TLS handshake."""
+"""The protocol that both sides name in a handshake of TLS."""
 CONNECT_SECONDS: Final = 3.0
-"""Time for a connection, its TLS handshake among it: a host that is gone does not answer."""
+"""Time for a connection, with its handshake of TLS: a host that is gone does not answer."""
 
 
 def tcp(host: str, port: int, tls: Callable[[], ssl.SSLContext | None], server_hostname: str | None = None) -> Open:
-    """An opener of connections to a port, for a Channel. `host` may be an IPv6 address, without brackets.
+    """An opener of connections to a port, for a Channel. An IPv6 address may be in brackets.
 
-    `tls` is called for each connection, which has no TLS if it gives None. The certificate has to be one for
-    `server_hostname`, the host if that is None.
+    `tls` is called for each connection, which has no TLS if it gives None; its contexts offer `ALPN`. The certificate
+    has to be one for `server_hostname`, or for the host if that is None.
     """
+    host = host.strip("[]")
 
     async def opened(protocol: Callable[[], asyncio.BaseProtocol]) -> object:
         context = tls()
@@ -29,3 +31,18 @@ def tcp(host: str, port: int, tls: Callable[[], ssl.SSLContext | None], server_h
             return await asyncio.get_running_loop().create_connection(protocol, host, port, **options)
 
     return opened
+
+
+def is_foreign(transport: Any) -> bool:
+    """Return whether the peer's end of TLS is of another protocol; false without TLS."""
+    tls = transport.get_extra_info("ssl_object")
+    return tls is not None and tls.selected_alpn_protocol() != ALPN
+
+
+def address_of(transport: Any) -> str:
+    """The peer's address, as host:port, for log lines."""
+    address = transport.get_extra_info("peername")
+    if not address:
+        return "?"
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
