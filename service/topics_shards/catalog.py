@@ -74,10 +74,11 @@ class ShardedCatalog:
 
     def start(self) -> None:
         """Follow the other shards, and see the topics of those of this process. Call it once these have recovered."""
-        for number, shard in sorted(self._shards.local.items()):
-            self._see(number, shard)
         for number in range(self._shards.count):
-            if number not in self._shards.local:
+            shard = self._shards.direct(number)
+            if shard is not None:
+                self._see(number, shard)
+            else:
                 self._whole[number] = asyncio.Event()
                 self._tasks.append(background.start(self._follow(number)))
 

@@ -32,6 +32,7 @@ from topics_shards.catalog import ShardedCatalog
 from topics_shards.known_parts import KnownParts
 from topics_shards.locating import Located
 from topics_shards.members import ShardedMembers
+from topics_shards.shards import Shard
 from topics_shards.topics import ShardedTopics
 
 _CLUSTER_SHARD = 0
@@ -96,12 +97,17 @@ class ShardedKafka:
 
     def is_expiry_durable(self) -> bool:
         """See TopicsApi, for the shards of this process: other ones answer once it is."""
-        return all(shard.api.is_expiry_durable() for shard in self._shards.local.values())
+        return all(shard.api.is_expiry_durable() for shard in self._direct())
 
     async def expiry_durable(self) -> None:
         """See TopicsApi."""
-        for shard in list(self._shards.local.values()):
+        for shard in self._direct():
             await shard.api.expiry_durable()
+
+    def _direct(self) -> list[Shard]:
+        """The shards that are used without calls."""
+        shards = map(self._shards.direct, self._shards.local)
+        return [shard for shard in shards if shard is not None]
 
     def serve_members(self, settings: GroupSettings) -> ShardedMembers:
         """See TopicsApi."""
@@ -165,7 +171,7 @@ class ShardedKafka:
     def here(self, topic: str, partition: int) -> TopicsApi | None:
         """See KafkaShards; None also while its part of the topic is made, and batches wait for that."""
         number = self.catalog.shard(topic, partition)
-        shard = self._shards.local.get(number)
+        shard = self._shards.direct(number)
         if shard is None or number in self._lines or shard.api.catalog.find(topic) is None:
             return None
         return shard.api
@@ -194,7 +200,7 @@ class ShardedKafka:
             if before is not None and not before.done():
                 await asyncio.wait((before,))
             await self._parts.have(shard, (batch.request.topic for batch in batches))
-            if shard not in self._shards.local and self._shards.can_send(shard):
+            if self._shards.direct(shard) is None and self._shards.can_send(shard):
                 own.set_result(None)  # the call goes out now, before any callback
             return await self._shards.call(shard, KafkaApi.append, batches, settle=settle)
         finally:

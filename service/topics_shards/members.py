@@ -163,7 +163,7 @@ class ShardedMembers:
 
     def _here(self, group: str) -> MembershipApi | None:
         """The members of the group if they are in this process."""
-        shard = self._shards.local.get(self._home(group))
+        shard = self._shards.direct(self._home(group))
         return None if shard is None else shard.api.membership
 
 

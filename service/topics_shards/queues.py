@@ -35,7 +35,7 @@ class ShardedQueues:
     async def claim(self, request: ClaimRequest) -> ClaimReply:
         """See QueuesApi. Leases of a claim that was cancelled are released, also when its answer was on the way."""
         shards, shard = self._located.shards, self._located.shard(request.topic, 0)
-        if shard in shards.local:
+        if shards.direct(shard) is not None:
             try:
                 return await shards.call(shard, QueuesApi.claim, request)
             except TopicsError as error:

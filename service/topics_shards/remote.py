@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from topics_service.engine.errors import Reason, TopicsError
 from topics_shards.calls import CALLS, READS
-from topics_shards.shards import LostCallError, Method, P, R, Shard, Shards, StreamMethod
-from topics_shards.wire.client import END_OF_STREAM, Channel, ClientConnection, GoneError, NotHereError, Outgoing
+from topics_shards.shards import LostCallError, Method, NotHereError, P, R, Shard, Shards, StreamMethod
+from topics_shards.wire.client import END_OF_STREAM, Channel, ClientConnection, GoneError
 from topics_shards.wire.framing import MAX_FRAME
 from topics_shards.wire.methods import RemoteMethod
 from topics_shards.wire.origin import current_origin
@@ -48,18 +48,22 @@ class RemoteShards(Shards):
 
     async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """See Shards."""
-        local = self.local.get(shard)
-        if local is not None:
-            return await method(local.of(method), *args, **kwargs)
-        remote = self._methods[method]
-        body = _checked(remote, remote.encode_call(current_origin(), args, kwargs))
         deadline = 0.0
+        body: bytes | None = None
         while True:
-            connection = self._connection(shard)
-            if connection is None:
-                deadline = deadline or self._deadline()
-                connection = await self._reached(shard, deadline)
+            local = self.local.get(shard)
             try:
+                if local is not None:
+                    return await local.run(method, *args, **kwargs)
+                remote = self._methods[method]
+                if body is None:
+                    body = _checked(remote, remote.encode_call(current_origin(), args, kwargs))
+                connection = self._connection(shard)
+                if connection is None:
+                    deadline = deadline or self._deadline()
+                    connection = await self._reached(shard, deadline)
+                    if connection is None:
+                        continue  # it has come here
                 outgoing = connection.run(shard, remote, body)
                 try:
                     result: R = await outgoing.done
@@ -68,27 +72,39 @@ class RemoteShards(Shards):
                     raise
                 return result
             except GoneError:
-                if not remote.is_read:
+                if not self._is_read(method):
                     raise _lost(shard) from None
+            except LostCallError:
+                deadline = deadline or self._deadline()
+                if not self._is_read(method) or self._is_over(deadline):
+                    raise
+                await asyncio.sleep(_ASK_AGAIN_SECONDS)
             except NotHereError:
                 deadline = deadline or self._deadline()
                 await self._asked_again(shard, deadline)
-            local = self.local.get(shard)
-            if local is not None:  # it has moved here
-                return await method(local.of(method), *args, **kwargs)
 
     async def begin(
         self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> "asyncio.Future[R]":
         """See Shards."""
-        if shard in self.local:
-            return await super().begin(shard, method, *args, **kwargs)
         remote = self._methods[method]
-        body = _checked(remote, remote.encode_call(current_origin(), args, kwargs))
-        connection = self._connection(shard) or await self._reached(shard, self._deadline())
-        done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        body: bytes | None = None
+        deadline = self._deadline()
+        while shard not in self.local:
+            if body is None:
+                body = _checked(remote, remote.encode_call(current_origin(), args, kwargs))
+            connection = self._connection(shard) or await self._reached(shard, deadline)
+            if connection is not None:
+                return self._sent(connection, shard, remote, body)
+        return await super().begin(shard, method, *args, **kwargs)
+
+    def _sent(
+        self, connection: ClientConnection, shard: int, method: RemoteMethod, body: bytes
+    ) -> "asyncio.Future[Any]":
+        """Send a call; the future has its outcome."""
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
-            outgoing = connection.run(shard, remote, body)
+            outgoing = connection.run(shard, method, body)
         except NotHereError:
             raise _not_ready(shard) from None
         outgoing.done.add_done_callback(partial(_begun, done, shard))
@@ -98,37 +114,48 @@ class RemoteShards(Shards):
         self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> AsyncGenerator[R, None]:
         """See Shards."""
-        local = self.local.get(shard)
-        if local is not None:
-            async with aclosing(method(local.of(method), *args, **kwargs)) as items:
-                async for item in items:
-                    yield item
-            return
-        remote = self._methods[method]
-        body = _checked(remote, remote.encode_call(current_origin(), args, kwargs))
         deadline = self._deadline()
         while True:
-            connection = self._connection(shard) or await self._reached(shard, deadline)
-            outgoing: Outgoing | None = None
+            local = self.local.get(shard)
             try:
-                outgoing = connection.open(shard, remote, body)
-                while True:
-                    connection.more(outgoing)
-                    item = await outgoing.done
-                    if item is END_OF_STREAM:
-                        return
-                    yield item
-            except GoneError:
-                raise _lost(shard) from None
+                if local is not None:
+                    async with aclosing(local.stream(method, *args, **kwargs)) as items:
+                        async for item in items:
+                            yield item
+                    return
+                async with aclosing(self._streamed(shard, deadline, method, args, kwargs)) as items:
+                    async for item in items:
+                        yield item
+                return
             except NotHereError:
                 await self._asked_again(shard, deadline)
-            finally:
-                if outgoing is not None:
-                    connection.cancel(outgoing)
+
+    async def _streamed(
+        self, shard: int, deadline: float, method: StreamMethod[P, R], args: Any, kwargs: Any
+    ) -> AsyncGenerator[R, None]:
+        """The items of a generator at another process. Raises NotHereError if nothing has happened."""
+        remote = self._methods[method]
+        body = _checked(remote, remote.encode_call(current_origin(), args, kwargs))
+        connection = self._connection(shard) or await self._reached(shard, deadline)
+        if connection is None:
+            raise NotHereError
+        outgoing = connection.open(shard, remote, body)
+        try:
+            while True:
+                connection.more(outgoing)
+                item = await outgoing.done
+                if item is END_OF_STREAM:
+                    return
+                yield item
+        except GoneError:
+            raise _lost(shard) from None
+        finally:
+            connection.cancel(outgoing)
 
     def can_send(self, shard: int) -> bool:
         """See Shards."""
-        return shard in self.local or self._connection(shard) is not None
+        local = self.local.get(shard)
+        return self._connection(shard) is not None if local is None else local.is_open
 
     # ------------------------------------------------------------------ the way
 
@@ -138,14 +165,24 @@ class RemoteShards(Shards):
         connection = None if channel is None else channel.connection
         return connection if connection is not None and connection.has_room else None
 
+    def _is_read(self, method: Method[P, R]) -> bool:
+        remote = self._methods.get(method)
+        return remote is not None and remote.is_read
+
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._patience
 
-    async def _reached(self, shard: int, deadline: float) -> ClientConnection:
-        """The connection to a shard, once there is one with room. Raises `not_ready`."""
+    def _is_over(self, deadline: float) -> bool:
+        """Return whether there is no time to ask again."""
+        return asyncio.get_running_loop().time() + _ASK_AGAIN_SECONDS > deadline
+
+    async def _reached(self, shard: int, deadline: float) -> ClientConnection | None:
+        """The connection to a shard, once there is one with room; None if it is here. Raises `not_ready`."""
         try:
             async with asyncio.timeout_at(deadline):
                 while True:
+                    if shard in self.local:
+                        return None
                     connection = self._connection(shard)
                     if connection is not None:
                         return connection
@@ -159,7 +196,7 @@ class RemoteShards(Shards):
 
     async def _asked_again(self, shard: int, deadline: float) -> None:
         """Return when a shard may be where the map says, which it was not. Raises `not_ready`."""
-        if asyncio.get_running_loop().time() + _ASK_AGAIN_SECONDS > deadline:
+        if self._is_over(deadline):
             raise _not_ready(shard)
         await asyncio.sleep(_ASK_AGAIN_SECONDS)
 

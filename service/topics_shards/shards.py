@@ -29,8 +29,15 @@ StreamMethod = Callable[Concatenate[Any, P], AsyncGenerator[R, None]]
 """One that is an asynchronous generator."""
 
 
+class NotHereError(Exception):
+    """The shard is not where it was called: nothing has happened."""
+
+
 class Shard:
     """The APIs of one shard of this process."""
+
+    is_open: bool = True
+    """True while calls begin at once; see `run`."""
 
     def __init__(self, api: TopicsApi) -> None:
         self.api = api
@@ -56,16 +63,28 @@ class Shard:
         """The object that has the method."""
         return self.objects[method.__qualname__.partition(".")[0]]
 
+    def run(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Run a method. Of a shard that may leave the process it raises NotHereError, and LostCallError as well."""
+        return method(self.of(method), *args, **kwargs)
+
+    def stream(self, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[R, None]:
+        """Run a generator. Raises NotHereError at the first item only, LostCallError at any."""
+        return method(self.of(method), *args, **kwargs)
+
 
 class Shards(ABC):
     """All shards of a server, wherever they are. Belongs to the event loop."""
 
     count: int
     local: Mapping[int, Shard]
-    """Those of this process."""
+    """Those of this process, at present."""
     processes: int = 1
     process: int = 0
     """The number of this process among them."""
+
+    def direct(self, shard: int) -> Shard | None:
+        """The shard if its objects may be used without `call`: it is in this process, and stays there."""
+        return self.local.get(shard)
 
     def number_of(self, process: int) -> int:
         """The number that a call on a process as a whole names in place of a shard."""
@@ -117,10 +136,10 @@ class LocalShards(Shards):
 
     async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """See Shards."""
-        return await method(self.local[shard].of(method), *args, **kwargs)
+        return await self.local[shard].run(method, *args, **kwargs)
 
     def stream(
         self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> AsyncGenerator[R, None]:
         """See Shards."""
-        return method(self.local[shard].of(method), *args, **kwargs)
+        return self.local[shard].stream(method, *args, **kwargs)

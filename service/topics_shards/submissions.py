@@ -42,7 +42,7 @@ class Submissions:
         shard = self._located.shard(topic, request.partition)
         if (topic, shard) not in self._known:
             return await self._first(request, principal)
-        local = shards.local.get(shard)
+        local = shards.direct(shard)
         if local is not None:
             taken = await local.api.submit(request, principal=principal)
             return Submission(

@@ -6,10 +6,11 @@ from typing import Final
 
 from topics_service.api.request_context import RequestContext, current_request
 from topics_service.engine.errors import Reason, TopicsError
+from topics_shards.shards import Shard
 from topics_shards.wire.methods import RemoteMethod
 
 
-class Toy:
+class Toy(Shard):
     """A shard whose calls a test steers."""
 
     def __init__(self, number: int = 1) -> None:

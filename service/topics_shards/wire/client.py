@@ -12,6 +12,7 @@ import msgspec
 from topics_net import background
 from topics_net.dead_peers import watch_peer
 from topics_net.rate_limited_logger import RateLimitedLogger
+from topics_shards.shards import NotHereError
 from topics_shards.wire.errors import decode_error
 from topics_shards.wire.framing import (
     AWAY,
@@ -63,10 +64,6 @@ _decode_hello: Final = msgspec.msgpack.Decoder(Hello).decode
 
 class GoneError(Exception):
     """The connection broke after the call was sent: it may have had its effect or not."""
-
-
-class NotHereError(Exception):
-    """The peer does not serve the shard: nothing has happened."""
 
 
 class Outgoing:

@@ -130,7 +130,7 @@ def encode_refusal(cause: str) -> bytes:
 
 
 def decode_refusal(body: memoryview) -> str:
-    """The cause in REFUSED, fit for a log line whoever has sent it."""
+    """The cause in REFUSED, fit for a log line though anybody may have sent it."""
     try:
         text = _decode_text(body)
     except DECODE_ERRORS:

@@ -16,7 +16,7 @@ import msgspec
 from topics_net import background
 from topics_net.dead_peers import watch_peer
 from topics_service.engine.errors import Reason, TopicsError
-from topics_shards.shards import Shard
+from topics_shards.shards import NotHereError, Shard
 from topics_shards.wire.entrance import Entrance, Refused
 from topics_shards.wire.errors import encode_error
 from topics_shards.wire.framing import (
@@ -251,7 +251,8 @@ class ServerConnection(FrameProtocol):
             log.error("a call of %s from %s can't be read: %s", method.name, self.peer, error)
             self.send(FAILED, call, encode_error(TopicsError(Reason.INTERNAL, "internal error"), method.name))
             return
-        began: Any = method.method(shard.of(method.method), *decoded.positional, **decoded.named)
+        begin: Any = shard.stream if method.is_stream else shard.run
+        began = begin(method.method, *decoded.positional, **decoded.named)
         size = len(body)
         if kind == RUN:
             work = self._run(call, method, began, size)
@@ -271,6 +272,8 @@ class ServerConnection(FrameProtocol):
     async def _run(self, call: int, method: RemoteMethod, began: Coroutine[Any, Any, Any], size: int) -> None:
         try:
             self._answer(RESULT, call, method, await began)
+        except NotHereError:
+            self.send(AWAY, call)
         except asyncio.CancelledError as error:
             self.send(FAILED, call, encode_error(error, method.name))
         except Exception as error:
@@ -289,6 +292,8 @@ class ServerConnection(FrameProtocol):
                 self._answer(ITEM, call, method, await anext(items))
         except StopAsyncIteration:
             self.send(END, call)
+        except NotHereError:
+            self.send(AWAY, call)
         except asyncio.CancelledError as error:
             self.send(FAILED, call, encode_error(error, method.name))
         except Exception as error:
@@ -358,7 +363,7 @@ class ShardServer:
     ) -> None:
         """Listen on a bound socket of TCP, which belongs to this server then, for nodes that prove themselves.
 
-        `refused` is told of those that do not. Raises OSError.
+        Calls `refused` for those that do not. Raises OSError.
         """
         entrance = self._entrance = Entrance(identity, refused)
         await entrance.open(sock, lambda: ServerConnection(self, entrance), tls)
