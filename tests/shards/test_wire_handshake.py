@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
-from shards.nodes import OTHER_SECRET, SECRET, Served, identity, serving
+from shards.nodes import OTHER_SECRET, SECRET, Served, identity, serving, wire
 from shards.toy import Toy
 
 from support.waiting import until
@@ -32,50 +32,6 @@ from topics_shards.wire.handshake import (
 )
 
 SECRETS_DIFFER = "the proof does not hold: the secrets of the nodes differ"
-
-
-class Wire:
-    """A connection of an attacker, or of a caller by hand."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    def send(self, kind: int, body: bytes = b"", call: int = 0) -> None:
-        self._writer.write(HEAD.pack(len(body), kind, call) + body)
-
-    def send_raw(self, data: bytes) -> None:
-        self._writer.write(data)
-
-    async def receive(self) -> tuple[int, bytes]:
-        async with asyncio.timeout(5):
-            size, kind, _ = HEAD.unpack(await self._reader.readexactly(HEAD.size))
-            return kind, await self._reader.readexactly(size)
-
-    async def expect(self, kind: int) -> bytes:
-        found, body = await self.receive()
-        assert found == kind, (found, body)
-        return body
-
-    async def is_ended(self) -> bool:
-        """Return once the peer has ended the connection."""
-        async with asyncio.timeout(20):
-            with contextlib.suppress(ConnectionError):
-                while await self._reader.read(1 << 16):
-                    pass
-        return True
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-@contextlib.asynccontextmanager
-async def wire(port: int) -> AsyncIterator[Wire]:
-    made = Wire(*await asyncio.open_connection("127.0.0.1", port))
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 async def cause_of(served: Served, *frames: tuple[int, bytes]) -> str:
@@ -260,16 +216,13 @@ async def test_a_proof_of_another_connection_is_no_proof() -> None:
     async with serving() as served:
         calling = CallerHandshake(identity("a"), "b")
         async with wire(served.port) as first:
-            first.send(HELLO, calling.hello)
-            assert calling.take(HELLO, memoryview(await first.expect(HELLO))) is None
-            proof = calling.take(PROOF, memoryview(await first.expect(PROOF)))
-            assert proof is not None
-            first.send(PROOF, proof)
+            await first.prove(calling)
+            first.send(PROOF, first.proof)
             first.send(RUN, CALL.pack(1, 0) + msgspec.msgpack.encode((None, b"value")), 1)
             await first.expect(framing.RESULT)
         async with wire(served.port) as attacker:
             attacker.send(HELLO, calling.hello)
-            attacker.send(PROOF, proof)
+            attacker.send(PROOF, first.proof)
             attacker.send(RUN, CALL.pack(1, 0) + msgspec.msgpack.encode((None, b"value")), 1)
             await attacker.expect(HELLO)
             await attacker.expect(PROOF)
