@@ -190,7 +190,7 @@ async def test_signs_of_life_come_while_calls_are_under_way_and_only_then(quick:
     async with serving() as served, wire(served.port) as caller:
         await caller.prove(CallerHandshake(identity("a"), "b"))
         caller.send(PROOF, caller.proof)
-        caller.send(RUN, CALL.pack(NODE, 1) + msgspec.msgpack.encode((None, "long")), 1)
+        caller.send(RUN, CALL.pack(NODE, 1) + msgspec.msgpack.encode((None, (), "long")), 1)
         for _ in range(3):
             await caller.expect(PULSE)
         served.toy.gate.set()
@@ -215,7 +215,7 @@ async def test_signs_of_life_come_while_a_large_call_arrives(quick: None) -> Non
     async with serving() as served, wire(served.port) as caller:
         await caller.prove(CallerHandshake(identity("a"), "b"))
         caller.send(PROOF, caller.proof)
-        body = CALL.pack(1, 0) + msgspec.msgpack.encode((None, bytes(1_000_000)))
+        body = CALL.pack(1, 0) + msgspec.msgpack.encode((None, (), bytes(1_000_000)))
         whole = HEAD.pack(len(body), RUN, 1) + body
         caller.send_raw(whole[:100_000])
         for _ in range(4):

@@ -195,7 +195,7 @@ async def test_calls_behind_a_wrong_proof_reach_no_shard() -> None:
         attacker.send(HELLO, hello())
         attacker.send(PROOF, msgspec.msgpack.encode("0" * 64))
         for call in range(1, 9):
-            attacker.send(RUN, CALL.pack(1, 0) + msgspec.msgpack.encode((None, b"value")), call)
+            attacker.send(RUN, CALL.pack(1, 0) + msgspec.msgpack.encode((None, (), b"value")), call)
         await attacker.expect(HELLO)
         await attacker.expect(PROOF)
         await attacker.expect(REFUSED)
@@ -218,12 +218,12 @@ async def test_a_proof_of_another_connection_is_no_proof() -> None:
         async with wire(served.port) as first:
             await first.prove(calling)
             first.send(PROOF, first.proof)
-            first.send(RUN, CALL.pack(1, 0) + msgspec.msgpack.encode((None, b"value")), 1)
+            first.send(RUN, CALL.pack(1, 0) + msgspec.msgpack.encode((None, (), b"value")), 1)
             await first.expect(framing.RESULT)
         async with wire(served.port) as attacker:
             attacker.send(HELLO, calling.hello)
             attacker.send(PROOF, first.proof)
-            attacker.send(RUN, CALL.pack(1, 0) + msgspec.msgpack.encode((None, b"value")), 1)
+            attacker.send(RUN, CALL.pack(1, 0) + msgspec.msgpack.encode((None, (), b"value")), 1)
             await attacker.expect(HELLO)
             await attacker.expect(PROOF)
             assert decode_refusal(memoryview(await attacker.expect(REFUSED))) == SECRETS_DIFFER
@@ -343,7 +343,7 @@ async def test_bytes_that_come_one_by_one() -> None:
         assert proof is not None
         # The call comes with the proof, and is larger than what a peer may send before it.
         value = bytes(100_000)
-        body = CALL.pack(1, 0) + msgspec.msgpack.encode((None, value))
+        body = CALL.pack(1, 0) + msgspec.msgpack.encode((None, (), value))
         caller.send_raw(HEAD.pack(len(proof), PROOF, 0) + proof + HEAD.pack(len(body), RUN, 7) + body)
         assert msgspec.msgpack.decode(await caller.expect(framing.RESULT)) == [value]
 

@@ -15,6 +15,7 @@ import msgspec
 
 from topics_net import background
 from topics_net.dead_peers import watch_peer
+from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_service.engine.errors import Reason, TopicsError
 from topics_shards.shards import NotHereError, Shard
 from topics_shards.wire.entrance import Entrance, Refused
@@ -46,7 +47,7 @@ from topics_shards.wire.handshake import (
     ServerHandshake,
     encode_refusal,
 )
-from topics_shards.wire.methods import DECODE_ERRORS, RemoteMethod
+from topics_shards.wire.methods import DECODE_ERRORS, RemoteMethod, UnknownArgumentError
 from topics_shards.wire.origin import enter
 from topics_shards.wire.pulse import Pulse
 from topics_shards.wire.tcp import address_of, is_foreign
@@ -247,6 +248,10 @@ class ServerConnection(FrameProtocol):
         try:
             decoded = method.decode_call(body[CALL.size :])
             context.run(enter, decoded.origin)
+        except UnknownArgumentError as error:
+            self._server.log.warning("a call from %s is of a later release: %s", self.peer, error)
+            self.send(AWAY, call)
+            return
         except DECODE_ERRORS as error:
             log.error("a call of %s from %s can't be read: %s", method.name, self.peer, error)
             self.send(FAILED, call, encode_error(TopicsError(Reason.INTERNAL, "internal error"), method.name))
@@ -343,6 +348,7 @@ class ShardServer:
         self.connections: set[ServerConnection] = set()
         self.scratch = bytearray(256 << 10)
         self.is_closing = False
+        self.log = RateLimitedLogger(log)
         self._server: asyncio.Server | None = None
         self._entrance: Entrance | None = None
         self._path: Path | None = None
