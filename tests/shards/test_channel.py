@@ -367,12 +367,13 @@ VIOLATIONS = {
     "no hello": frame(RUN, 1, CALL.pack(1, ECHO)),
     "two hellos": GREETING + GREETING,
     "hello that is none": frame(HELLO, 0, b"\xc1"),
-    "hello of another version": frame(HELLO, 0, msgspec.msgpack.encode(Hello(VERSION + 1, "test"))),
+    "hello with a name that is no text": frame(HELLO, 0, b"\x92\x01\xa1\xff"),
+    "hello of another version": frame(HELLO, 0, msgspec.msgpack.encode(Hello(0, "test"))),
     "short call": GREETING + frame(RUN, 1, b"\0"),
     "unknown method": GREETING + frame(RUN, 1, CALL.pack(1, 99)),
     "a stream as a call": GREETING + frame(RUN, 1, CALL.pack(1, ITEMS)),
     "a call as a stream": GREETING + frame(OPEN, 1, CALL.pack(1, ECHO)),
-    "a number twice": GREETING + 2 * frame(RUN, 1, CALL.pack(1, 1) + msgspec.msgpack.encode((None, "x"))),
+    "a number twice": GREETING + 2 * frame(RUN, 1, CALL.pack(1, 1) + msgspec.msgpack.encode((None, (), "x"))),
 }
 
 
@@ -393,7 +394,7 @@ async def test_a_peer_that_violates_the_framing_is_cut_off(sent: bytes, caplog: 
 async def test_a_call_that_cannot_be_read_is_internal(caplog: pytest.LogCaptureFixture) -> None:
     async with pair() as both:
         reader, writer = await asyncio.open_unix_connection(str(both.path))
-        writer.write(GREETING + frame(RUN, 7, CALL.pack(1, ECHO) + msgspec.msgpack.encode((None, 17))))
+        writer.write(GREETING + frame(RUN, 7, CALL.pack(1, ECHO) + msgspec.msgpack.encode((None, (), 17))))
         await received(reader, HELLO)
         kind, call, body = await received(reader, framing.FAILED)
         writer.close()
@@ -411,7 +412,7 @@ async def received(reader: asyncio.StreamReader, kind: int) -> tuple[int, int, b
 async def test_bytes_that_come_one_by_one() -> None:
     async with pair() as both:
         reader, writer = await asyncio.open_unix_connection(str(both.path))
-        for byte in GREETING + frame(RUN, 7, CALL.pack(1, ECHO) + msgspec.msgpack.encode((None, b"value"))):
+        for byte in GREETING + frame(RUN, 7, CALL.pack(1, ECHO) + msgspec.msgpack.encode((None, (), b"value"))):
             writer.write(bytes((byte,)))
             await writer.drain()
             await asyncio.sleep(0)

@@ -12,7 +12,7 @@ import msgspec
 from topics_net import background
 from topics_net.dead_peers import watch_peer
 from topics_net.rate_limited_logger import RateLimitedLogger
-from topics_shards.shards import NotHereError
+from topics_shards.shards import LostCallError, NotHereError
 from topics_shards.wire.errors import decode_error
 from topics_shards.wire.framing import (
     AWAY,
@@ -97,11 +97,6 @@ class ClientConnection(FrameProtocol):
     def peer(self) -> str:
         """See FrameProtocol."""
         return self._channel.name
-
-    @property
-    def address(self) -> str:
-        """See Channel."""
-        return self._channel.address
 
     @property
     def has_room(self) -> bool:
@@ -207,8 +202,12 @@ class ClientConnection(FrameProtocol):
             else:
                 done.set_exception(NotHereError())
         except DECODE_ERRORS as error:
-            done.set_exception(GoneError())
-            raise FramingError(f"the answer of {outgoing.method.name}: {error}") from None
+            name = outgoing.method.name
+            if type(error) is msgspec.DecodeError:  # it is no MessagePack at all
+                done.set_exception(GoneError())
+                raise FramingError(f"the answer of {name}: {error}") from None
+            self._channel.log.error("the answer of %s from %s can't be read: %s", name, self.peer, error)
+            done.set_exception(LostCallError(f"the answer of {name} can't be read"))
 
     def _take_other(self, kind: int, body: memoryview) -> None:
         """Take a frame that is not of a call."""
@@ -228,7 +227,7 @@ class ClientConnection(FrameProtocol):
     def _greeted(self, body: memoryview) -> None:
         try:
             hello = _decode_hello(body)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise FramingError(f"its hello: {error}") from None
         if agreed_version(hello.version) != hello.version:
             raise FramingError(f"its hello is of version {hello.version}")
@@ -290,7 +289,7 @@ class Channel:
         self.identity = identity
         self.connection: ClientConnection | None = None
         self._open = open_connection
-        self._log = RateLimitedLogger(log)
+        self.log = RateLimitedLogger(log)
         self._waiters: list[asyncio.Future[None]] = []
         self._connections: set[ClientConnection] = set()
         self._is_closed = False
@@ -338,7 +337,7 @@ class Channel:
 
     def failed(self, cause: str) -> None:
         """Log the cause for which there is no connection: an operator has to look."""
-        self._log.error("no calls go to %s: %s", self.name, cause)
+        self.log.error("no calls go to %s: %s", self.name, cause)
 
     def close(self) -> None:
         """End it, with all calls under way."""

@@ -1,4 +1,4 @@
-"""Connections over TCP that have not proven themselves: so many at a time, and for so long."""
+"""Connections over TCP that have not proven themselves: a bounded number of them, each for a bounded time."""
 
 import asyncio
 import logging

@@ -83,7 +83,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self.transport: Any = None
         self.is_writable = True
         self.heard = False
-        """True once anything has arrived; whoever looks sets it to False."""
+        """True once anything has arrived; a look at it sets it to False."""
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES) if scratch is None else scratch)
         self._kept = b""  # the beginning of a frame
         self._body: bytearray | None = None  # of a large frame, as long as it is not complete

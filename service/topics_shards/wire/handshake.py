@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import msgspec
 
 from topics_shards.wire.framing import HELLO, PROOF, Hello, agreed_version
+from topics_shards.wire.methods import DECODE_ERRORS
 
 UNPROVEN_FRAME: Final = 4 << 10
 """Most bytes of a body from a caller that has not proven itself."""
@@ -129,10 +130,10 @@ def encode_refusal(cause: str) -> bytes:
 
 
 def decode_refusal(body: memoryview) -> str:
-    """The cause in REFUSED, fit for a log line whoever has sent it."""
+    """The cause in REFUSED, fit for a log line though anybody may have sent it."""
     try:
         text = _decode_text(body)
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         text = "no cause"
     return "".join(each if each.isprintable() else "?" for each in text[:_MAX_CAUSE])
 
@@ -140,7 +141,7 @@ def decode_refusal(body: memoryview) -> str:
 def _hello(body: memoryview) -> Hello:
     try:
         hello = _decode_hello(body)
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         raise HandshakeError("the hello is malformed") from None
     if len(hello.nonce) != _NONCE_BYTES or not 0 < len(hello.name) <= _MAX_NAME or not hello.name.isprintable():
         raise HandshakeError("the hello is malformed")
@@ -162,7 +163,7 @@ def _proof(identity: Identity, side: str, caller_hello: bytes, server_hello: byt
 def _verify(identity: Identity, side: str, caller_hello: bytes, server_hello: bytes, body: memoryview) -> None:
     try:
         signature = _decode_text(body)
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         raise HandshakeError("the proof is malformed") from None
     if not identity.secret.verifies(_signed(identity, side, caller_hello, server_hello), signature):
         raise HandshakeError("the proof does not hold: the secrets of the nodes differ")

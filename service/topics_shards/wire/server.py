@@ -13,7 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
+from topics_net import background
 from topics_net.dead_peers import watch_peer
+from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_service.engine.errors import Reason, TopicsError
 from topics_shards.shards import NotHereError, Shard
 from topics_shards.wire.entrance import Entrance, Refused
@@ -45,7 +47,7 @@ from topics_shards.wire.handshake import (
     ServerHandshake,
     encode_refusal,
 )
-from topics_shards.wire.methods import DECODE_ERRORS, RemoteMethod
+from topics_shards.wire.methods import DECODE_ERRORS, RemoteMethod, UnknownArgumentError
 from topics_shards.wire.origin import enter
 from topics_shards.wire.pulse import Pulse
 from topics_shards.wire.tcp import address_of, is_foreign
@@ -55,6 +57,7 @@ log: Final = logging.getLogger("topics.shards")
 _MAX_CALLS: Final = 1 << 17  # twice what a caller keeps to
 _MAX_HELD_BYTES: Final = 128 << 20  # of the calls of one connection that are under way; one may be larger
 _MAX_CONNECTIONS: Final = 1024
+_LINGER_SECONDS: Final = 0.5
 _BACKLOG: Final = 256
 _PEER: Final = struct.Struct("3i")
 _CALLS: Final = frozenset((RUN, OPEN))
@@ -157,13 +160,14 @@ class ServerConnection(FrameProtocol):
             self.send(GOODBYE, 0)
 
     def _refuse(self, cause: str) -> None:
-        """Tell an unproven peer the cause, and heed it no more; the entrance ends it if it does not itself."""
+        """Tell an unproven peer the cause, heed it no more, and end it once it had time to read that."""
         if self.transport is None or self._is_refused:
             return
         self._is_refused = True
         if self._entrance is not None:
             self._entrance.note(address_of(self.transport), cause)
         self.send(REFUSED, 0, encode_refusal(cause))
+        background.call_later(_LINGER_SECONDS, self.abort)
 
     def expire(self) -> None:
         """End a connection that has not proven itself in time."""
@@ -213,7 +217,7 @@ class ServerConnection(FrameProtocol):
     def _greet(self, body: memoryview) -> None:
         try:
             hello = _decode_hello(body)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise FramingError(f"its hello: {error}") from None
         version = agreed_version(hello.version)
         if not version:
@@ -244,6 +248,10 @@ class ServerConnection(FrameProtocol):
         try:
             decoded = method.decode_call(body[CALL.size :])
             context.run(enter, decoded.origin)
+        except UnknownArgumentError as error:
+            self._server.log.warning("a call from %s is of a later release: %s", self.peer, error)
+            self.send(AWAY, call)
+            return
         except DECODE_ERRORS as error:
             log.error("a call of %s from %s can't be read: %s", method.name, self.peer, error)
             self.send(FAILED, call, encode_error(TopicsError(Reason.INTERNAL, "internal error"), method.name))
@@ -340,6 +348,7 @@ class ShardServer:
         self.connections: set[ServerConnection] = set()
         self.scratch = bytearray(256 << 10)
         self.is_closing = False
+        self.log = RateLimitedLogger(log)
         self._server: asyncio.Server | None = None
         self._entrance: Entrance | None = None
         self._path: Path | None = None
@@ -360,7 +369,7 @@ class ShardServer:
     ) -> None:
         """Listen on a bound socket of TCP, which belongs to this server then, for nodes that prove themselves.
 
-        `refused` is told of those that do not. Raises OSError.
+        Calls `refused` for those that do not. Raises OSError.
         """
         entrance = self._entrance = Entrance(identity, refused)
         await entrance.open(sock, lambda: ServerConnection(self, entrance), tls)
