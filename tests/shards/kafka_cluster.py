@@ -156,17 +156,26 @@ class Node:
 
     def __init__(self, world: ShardsWorld, view: View, number: int, zone: str) -> None:
         self.number = number
-        self._view = view
-        self._sock = socket.create_server(("127.0.0.1", 0))
-        self._sock.setblocking(False)
-        self.port: int = self._sock.getsockname()[1]
-        view.nodes[number] = Broker(number, "127.0.0.1", self.port, zone)
-        self.shards = NodeShards(view, number, {shard: Shard(api) for shard, api in enumerate(world.apis)})
-        located = Located(self.shards)
-        first = world.apis[0]
-        topics = ShardedTopics(located, first.limits, first.metrics, NO_OBSERVERS, LocalHealth(world.apis))
-        self.kafka = ShardedKafka(topics, located, NodeBrokers(view, number))
         self.server: KafkaServer | None = None
+        self._world = world
+        self._view = view
+        self._zone = zone
+        self._sock = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._sock.getsockname()[1]
+        view.nodes[number] = self._broker
+        self._open()
+
+    @property
+    def _broker(self) -> Broker:
+        return Broker(self.number, "127.0.0.1", self.port, self._zone)
+
+    def _open(self) -> None:
+        self._sock.setblocking(False)
+        apis = self._world.apis
+        self.shards = NodeShards(self._view, self.number, {shard: Shard(api) for shard, api in enumerate(apis)})
+        located, first = Located(self.shards), apis[0]
+        topics = ShardedTopics(located, first.limits, first.metrics, NO_OBSERVERS, LocalHealth(apis))
+        self.kafka = ShardedKafka(topics, located, NodeBrokers(self._view, self.number))
 
     async def start(self) -> None:
         """Listen."""
@@ -176,11 +185,19 @@ class Node:
         self.server = create_kafka(self.kafka, authorizer, settings, self._sock, host="127.0.0.1", port=self.port)
         await self.server.start()
 
+    async def restart(self) -> None:
+        """Listen again, after `die`, at the same address."""
+        self._sock = socket.create_server(("127.0.0.1", self.port))
+        self._open()
+        await self.start()
+        self._view.nodes[self.number] = self._broker
+        self._view.change()
+
     async def stop(self) -> None:
         """End the listener."""
         if self.server is not None:
             await self.server.stop(0)
-        await self.kafka.stop()
+            await self.kafka.stop()
 
     async def die(self, heir: int | None = None) -> None:
         """End at once; another node takes over, if any."""
@@ -191,8 +208,9 @@ class Node:
             if owner == self.number:
                 self._view.move(shard, None)  # first, since a server that stops closes the coordinators of its shards
         await server.stop(0)
+        await self.kafka.stop()
         for shard, owner in self._view.owners.items():
-            if owner is None:
+            if owner is None and heir is not None:
                 self._view.move(shard, heir)
 
 

@@ -33,6 +33,8 @@ WAITING_WEIGHT: Final = 1 << 10
 """Bytes that a partition costs while a fetch waits for it."""
 ANSWER_SECONDS: Final = 1.0
 """Time for another process to answer, unless the client waits longer anyway."""
+_ENDPOINTS_SINCE: Final = 16
+"""The first version whose response has the addresses of leaders. kafka-python ends at one that it does not know."""
 FEW: Final = 100
 """Number of partitions for which a fetch may always wait."""
 
@@ -51,13 +53,15 @@ def _fetch(cache: BatchCache, context: Context, version: int, body: Message) -> 
     if context.server.single is None:
         refreshed = context.server.refresh_unknown(body["topics"], "topic")
         if refreshed is not None:
-            return _once_known(cache, context, body, refreshed)
-    return Fetch(cache, context, body).serve()
+            return _once_known(cache, context, version, body, refreshed)
+    return Fetch(cache, context, version, body).serve()
 
 
-async def _once_known(cache: BatchCache, context: Context, body: Message, refreshed: Awaitable[None]) -> Message | None:
+async def _once_known(
+    cache: BatchCache, context: Context, version: int, body: Message, refreshed: Awaitable[None]
+) -> Message | None:
     await refreshed
-    answer = Fetch(cache, context, body).serve()
+    answer = Fetch(cache, context, version, body).serve()
     return answer if answer is None or isinstance(answer, dict) else await answer
 
 
@@ -74,7 +78,8 @@ class Fetch:
     `serve` returns the response or a future; cancelling the future ends the wait.
     """
 
-    def __init__(self, cache: BatchCache, context: Context, body: Message) -> None:
+    def __init__(self, cache: BatchCache, context: Context, version: int, body: Message) -> None:
+        self._names_leaders = context.server.cluster is not None and version >= _ENDPOINTS_SINCE
         server = self._server = context.server
         self._api = server.api
         self._cache = cache
@@ -311,7 +316,7 @@ class Fetch:
             "aborted_transactions": None,
             "records": b"",
         }
-        if self._server.cluster is not None and code in LED:
+        if self._names_leaders and code in LED:
             shard = self._server.shard(target.name, target.number)
             self._context.view.lead(self._response, target.answer, shard)
 

@@ -17,7 +17,7 @@ from topics_service.api.kafka_logs import BatchOutcome, NamedBatch
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import LOG_APPEND_TIME, TIMESTAMP_TYPE, BatchReply, BatchRequest
 from topics_service.engine.clock import Clock, SystemClock
-from topics_service.engine.errors import TopicsError, partition_not_found
+from topics_service.engine.errors import Reason, TopicsError, partition_not_found
 from topics_service.engine.producers import SequenceError
 from topics_service.storage import recordbatch
 from topics_service.storage.recordbatch import Header, InvalidBatchError
@@ -276,7 +276,8 @@ def _fail(
     """Fill in the error of a batch."""
     if isinstance(error, TopicsError):
         answer |= _failed(error_of(error), error.message)
-        response["throttle_time"] = max(response["throttle_time"], error.retry_after_ms or 0)
+        if error.reason is not Reason.NOT_READY:  # which is of one shard, and a client would hold back all
+            response["throttle_time"] = max(response["throttle_time"], error.retry_after_ms or 0)
     elif isinstance(error, RefusedError):
         answer |= _failed(error.code, str(error), error.records)
     elif isinstance(error, InvalidBatchError):
