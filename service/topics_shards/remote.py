@@ -1,10 +1,10 @@
 """All shards of a server, some of them in other processes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from topics_service.api.request_context import note_answer
 from topics_service.engine.errors import Reason, TopicsError
@@ -14,6 +14,8 @@ from topics_shards.wire.client import END_OF_STREAM, Channel, ClientConnection, 
 from topics_shards.wire.framing import MAX_FRAME
 from topics_shards.wire.methods import RemoteMethod
 from topics_shards.wire.origin import current_origin
+
+T = TypeVar("T")
 
 PATIENCE_SECONDS: Final = 5.0
 """Time for a call to reach its shard."""
@@ -103,7 +105,7 @@ class RemoteShards(Shards):
             connection = self._connection(shard) or await self._reached(shard, deadline)
             if connection is not None:
                 return self._sent(connection, shard, remote, body)
-        return await super().begin(shard, method, *args, **kwargs)
+        return asyncio.ensure_future(_run_once(shard, self.local[shard].run(method, *args, **kwargs)))
 
     def _sent(
         self, connection: ClientConnection, shard: int, method: RemoteMethod, body: bytes
@@ -233,6 +235,14 @@ def _begun(done: "asyncio.Future[Any]", shard: int, outcome: "asyncio.Future[Any
         done.set_exception(_lost(shard))
     else:
         done.set_exception(_not_ready(shard) if isinstance(error, NotHereError) else error)
+
+
+async def _run_once(shard: int, call: Coroutine[Any, Any, T]) -> T:
+    """Run a call on a shard of this process, which may leave it."""
+    try:
+        return await call
+    except NotHereError:
+        raise _not_ready(shard) from None
 
 
 def _lost(shard: int) -> LostCallError:

@@ -12,11 +12,26 @@ from topics_service.api.kafka_logs import BatchOutcome, FetchOutcome, NamedBatch
 from topics_service.api.membership import Members
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import FetchRequest
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.membership.members import GroupSettings
 from topics_service.engine.model import (
     ConfigInput,
     PutTopicReply,
 )
+
+
+class UnreachableError(TopicsError):
+    """A shard can't be reached, or a call on it that may be repeated was lost."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.NOT_READY, message)
+
+
+class UnknownOutcomeError(TopicsError):
+    """A call on a shard was lost with the process or node that ran it: it may have had its effect or not."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.NOT_READY, message)
 
 
 class Broker(Struct, frozen=True):
@@ -52,7 +67,8 @@ class Brokers(Protocol):
     def owner(self, shard: int) -> tuple[Broker | None, int]:
         """The owner of a shard and its epoch; None, with the last epoch that is known, while there is none.
 
-        A node that still takes over is none, nor is one without Kafka.
+        A node that still takes over is none. One that lives and serves no Kafka has port 0; another node is shown in
+        its place.
         """
         ...
 
@@ -62,7 +78,10 @@ class Brokers(Protocol):
 
 
 class KafkaTopics(CommonCalls, Protocol):
-    """The calls of the Kafka gateway on one engine or several, but for those on logs; see TopicsApi."""
+    """The calls of the Kafka gateway on one engine or several, but for those on logs; see TopicsApi.
+
+    With several, those that change something raise UnknownOutcomeError as well.
+    """
 
     @property
     def catalog(self) -> Catalog:
@@ -113,7 +132,8 @@ class KafkaTopics(CommonCalls, Protocol):
 class KafkaShards(KafkaTopics, Protocol):
     """The logs of several shards: those of this process are called directly, those of others by the shard's number.
 
-    The methods that take a shard are the calls of KafkaApi there. They raise TopicsError, and LostCallError.
+    The methods that take a shard are the calls of KafkaApi there. They raise TopicsError: `not_ready` if the shard
+    could not be reached, UnknownOutcomeError if a call that changes something was lost.
     """
 
     @property
