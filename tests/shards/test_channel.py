@@ -19,7 +19,7 @@ from topics_service.api.access.auth import Principal
 from topics_service.api.request_context import RequestContext, begin, current_request
 from topics_service.engine.errors import Reason, TopicsError
 from topics_shards.remote import RemoteShards
-from topics_shards.shards import LostCallError
+from topics_shards.shards import LostCallError, Shard
 from topics_shards.wire import client, framing, server
 from topics_shards.wire.client import Channel
 from topics_shards.wire.framing import CALL, HEAD, HELLO, OPEN, RUN, VERSION, Hello
@@ -27,7 +27,7 @@ from topics_shards.wire.methods import RemoteMethod
 from topics_shards.wire.server import ShardServer, unix
 
 
-class Toy:
+class Toy(Shard):
     """A shard whose calls a test steers."""
 
     def __init__(self, number: int = 1) -> None:
