@@ -110,6 +110,7 @@ class ShardedCatalog:
                             is_whole, backoff = True, _FIRST_BACKOFF
                             self._sweep(shard, number)
                             self._whole[shard].set()
+                        await asyncio.sleep(0)  # a shard of this process tells all of them without waiting
             except (TopicsError, LostCallError) as error:
                 self._log.warning("the topics of shard %d are not followed: %s", shard, error)
             await asyncio.sleep(backoff)

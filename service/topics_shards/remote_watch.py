@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from topics_net import background
 from topics_service.api.watch import WatchApi
 from topics_service.api.watch_feed import FeedItem, heads_of
-from topics_service.engine.errors import TopicsError
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.watch.core import FIRST
 from topics_service.engine.watch.frames import (
     CaughtUpFrame,
@@ -32,7 +32,10 @@ log: Final = logging.getLogger("topics.shards")
 
 _FIRST_PAUSE: Final = 0.05  # seconds before it is opened again, doubled each time
 _LONGEST_PAUSE: Final = 2.0
+_SETTLED_SECONDS: Final = 1.0  # of a feed, after which the next one is opened without a pause
 _OPENING_SECONDS: Final = 1.0
+_PATIENCE_SECONDS: Final = 5.0
+_PASSING: Final = frozenset({Reason.NOT_READY, Reason.SHUTTING_DOWN})
 _NO_TOPIC: Final = "*"
 
 
@@ -84,26 +87,24 @@ class RemoteWatch:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self, epochs: Mapping[str, int] | None, heads: Mapping[str, int] | None) -> None:
-        """Begin. Raises TopicsError and LostCallError.
+        """Begin. Raises TopicsError.
 
-        One with `heads` begins as well while the shard is away, or if it does not answer for a second.
+        While the shard is away, or does not answer, one with `heads` begins after a second as well; others wait for it,
+        and are refused with `not_ready` after five.
         """
-        feed: AsyncGenerator[FeedItem, None] | None = self._stream(self._request, epochs, heads)
-        assert feed is not None, "it is made here"
+        feed: AsyncGenerator[FeedItem, None] | None = None
         try:
-            async with asyncio.timeout(None if heads is None else _OPENING_SECONDS):
-                first = await anext(feed)
-        except (TopicsError, LostCallError, TimeoutError) as error:
-            if heads is None or (isinstance(error, TopicsError) and not error.reason.value.retryable):
+            async with asyncio.timeout(_PATIENCE_SECONDS if heads is None else _OPENING_SECONDS):
+                feed, first = await self._opened_feed(epochs, heads)
+        except (TopicsError, TimeoutError) as error:
+            if isinstance(error, TopicsError) and not error.reason.value.retryable:
                 raise
-            feed = None
+            if heads is None:
+                raise error if isinstance(error, TopicsError) else _not_ready(self._shard) from None
             self.is_away = True
             self._heads = dict(heads)
             self._at = {name: self._request.cursor.get(name, 0) for name in heads}
             self._at_epochs = {name: number for name, number in (epochs or {}).items() if name in heads}
-        except BaseException:
-            await feed.aclose()
-            raise
         else:
             self.positions = first.positions
             self._final = max(first.positions or first.cursors, default="")
@@ -202,6 +203,24 @@ class RemoteWatch:
 
     # ------------------------------------------------------------------ the feed
 
+    async def _opened_feed(
+        self, epochs: Mapping[str, int] | None, heads: Mapping[str, int] | None
+    ) -> tuple[AsyncGenerator[FeedItem, None], FeedItem]:
+        """Open a feed, once the shard is where it can be; return it with its first item. Raises TopicsError."""
+        while True:
+            feed = self._stream(self._request, epochs, heads)
+            try:
+                return feed, await anext(feed)
+            except LostCallError:
+                pass
+            except TopicsError as error:
+                if error.reason not in _PASSING:
+                    raise
+            except BaseException:
+                await feed.aclose()
+                raise
+            await asyncio.sleep(_FIRST_PAUSE * random.uniform(0.5, 1.0))
+
     def _stream(
         self, request: WatchRequest, epochs: Mapping[str, int] | None, heads: Mapping[str, int] | None
     ) -> AsyncGenerator[FeedItem, None]:
@@ -217,14 +236,16 @@ class RemoteWatch:
 
     async def _run(self, feed: AsyncGenerator[FeedItem, None] | None) -> None:
         """Take in the items of the feed, and of those after it, until one ends by itself."""
-        pause = _FIRST_PAUSE
+        now = asyncio.get_running_loop().time
+        pause = 0.0
         while True:
+            began = now()
             try:
                 if feed is None:
                     feed = self._again()
                 async with aclosing(feed):
                     while (item := await anext(feed, None)) is not None:
-                        pause = _FIRST_PAUSE
+                        pause = 0.0
                         self._put(item)
                         while self._item is not None:
                             self._taken.clear()
@@ -238,8 +259,9 @@ class RemoteWatch:
                 self._wake(_NO_TOPIC)
                 return
             feed = None
+            is_settled = now() - began >= _SETTLED_SECONDS
+            pause = 0.0 if is_settled else min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _again(self) -> AsyncGenerator[FeedItem, None]:
         """Open it where it stands."""
@@ -315,6 +337,10 @@ class RemoteWatch:
             for name in dropped if feed == self._feed else ():
                 if name in self._unwanted:
                     self._unwanted[name] = given
+
+
+def _not_ready(shard: int) -> TopicsError:
+    return TopicsError(Reason.NOT_READY, f"shard {shard} does not answer at present")
 
 
 def _ends_turn(frame: WatchFrame) -> bool:

@@ -109,11 +109,11 @@ class WatchApi:
         caps: WatchCaps | None = None,
         *,
         clock: Clock | None = None,
-        process: int | None = None,
+        id_prefix: bytes = b"",
     ) -> None:
         """`priority` is a topic's priority, `overload_ms` how long to hold streams back: 0 without overload.
 
-        `process` is the number of this one of several processes, which the ids of sessions say.
+        `id_prefix` is that of `Sessions`.
         """
         caps = caps or WatchCaps()
         loop = asyncio.get_running_loop()
@@ -129,7 +129,7 @@ class WatchApi:
             max_sessions=caps.max_sessions,
             journal_bytes=caps.journal_bytes,
             counter=source.counter,
-            process=process,
+            id_prefix=id_prefix,
         )
         self.connections = Connections(
             statistics, max_total=caps.max_connections, max_per_key=caps.max_connections_per_key
