@@ -51,7 +51,7 @@ class ShardedSource:
 
     def priority(self, topic: str) -> int:
         """The effective priority of a topic; of one elsewhere that of its last frame."""
-        local = self._shards.direct(self._located.shard(topic, 0))
+        local = self._shards.local.get(self._located.shard(topic, 0))
         return self._priorities.get(topic, 0) if local is None else local.api.watches.priority(topic)
 
     async def watch(

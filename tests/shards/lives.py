@@ -112,6 +112,7 @@ class Life:
         self.shard.is_open, self.shard.is_over = False, True
         await self._stop()
         await self.shard.break_off()
+        self.api.drain()
         self.commit.stop()
 
     async def hand_over(self) -> None:

@@ -47,10 +47,9 @@ async def next_seq(stream: SessionStream, topic: str) -> list[int]:
 
 
 def feeds(cluster: Cluster) -> int:
-    """The number of feeds that the shards have open."""
-    return sum(
-        len(life.api.watches._feeds) for node in cluster.nodes.values() for life in node.lives.values()
-    )  # fmt: skip
+    """The number of watches that the shards have, of either kind."""
+    apis = [life.api.watches for node in cluster.nodes.values() for life in node.lives.values()]
+    return sum(len(api._feeds) + len(api._attached) for api in apis)
 
 
 async def test_a_shard_moves_to_and_fro(cluster: Cluster, node: Node) -> None:
@@ -247,3 +246,40 @@ async def test_a_watch_is_what_diff_gives(seed: int) -> None:
                 if isinstance(before, CaughtUpFrame) and isinstance(after, CaughtUpFrame):
                     assert (before.topic, before.head_seq) != (after.topic, after.head_seq)
         await until(lambda: not feeds(cluster))
+
+
+async def test_a_deletion_is_told_once(cluster: Cluster, node: Node) -> None:
+    """Also of a topic that was named; one that is made later has only its name in common with it."""
+    await cluster.put(A, B)
+    other = next(islice(names(1), 1, 2))
+    await cluster.put(other)
+    api = node.api
+    with await stream(node, watch(A, B, other)) as opened:
+        found = await quiet(opened, 0.1)
+        await api.delete_topic(B)
+        found += await quiet(opened, 0.1)
+        for number, to in enumerate("abab"):
+            await cluster.hand_over(1, to)
+            if number == 1:
+                await cluster.put(B)
+            await cluster.append(other)
+            await until_told(opened, found, {other: number + 1})
+        await cluster.append(B)
+        found += await quiet(opened, 0.2)
+        told = by_topic(found)
+        assert told[B] == [("caught up",), ("deleted", 0)]
+        assert seqs(found, other) == [1, 2, 3, 4]
+    with await stream(node, watch(B, "t*")) as opened:
+        found = await quiet(opened, 0.1)
+        await api.delete_topic(B)
+        found += await quiet(opened, 0.1)
+        await cluster.hand_over(1, "a")
+        await cluster.put(B)
+        await cluster.append(B)
+        await until_told(opened, found, {B: 1})
+        await cluster.hand_over(1, "b")
+        await cluster.append(B)
+        await until_told(opened, found, {B: 2})
+        assert by_topic(found)[B] == [
+            ([1],), ("caught up",), ("deleted", 1), ([1],), ("caught up",), ([2],), ("caught up",)
+        ]  # fmt: skip
