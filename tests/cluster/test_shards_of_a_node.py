@@ -325,6 +325,7 @@ async def test_idle_shards_put_nothing_and_look_once_a_second_together(
         assert calls["create"] == calls["put_file"] == calls["list"] == 0
         assert calls["get"] <= 2 * 4, "each of two nodes looks once a second"
 
+
 async def test_a_node_with_another_number_of_shards_is_refused(world: World) -> None:
     async with world.node("a"):
         kept, world.bucket = world.bucket, MemoryBucket()

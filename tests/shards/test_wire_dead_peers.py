@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 import pytest
-from shards.nodes import NODE, Served, Wire, identity, serving, wire
 from shards.toy import METHODS, Toy
+from shards.wire_nodes import NODE, Served, Wire, identity, serving, wire
 
 from support.network import Network
 from support.waiting import until

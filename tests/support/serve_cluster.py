@@ -2,8 +2,8 @@
 
     CLUSTER_ETCD=host:port CLUSTER_STORE=s3://bucket python -m support.serve_cluster
 
-TOPICS_PORT_FILE gets the address of the node of CLUSTER_NODE (b). The settings are those of every node; a directory that
-has had a cluster gets the same again. SIGTERM stops the nodes one after the other, as a rolling stop does.
+TOPICS_PORT_FILE gets the address of the node CLUSTER_NODE (b). The settings are those of every node; a directory that
+has had a cluster gets the same again. SIGTERM stops all nodes.
 """
 
 import contextlib

@@ -11,6 +11,7 @@ from topics_cluster.trust import Secret
 from topics_net import background
 from topics_server.core import Core, process_sources
 from topics_server.lag import LoopLag
+from topics_server.node.brokers import NodeBrokers
 from topics_server.node.figures import NodeElsewhere, NodeFigures
 from topics_server.node.links import PeerTls, note_refused
 from topics_server.node.place import Place
@@ -46,27 +47,20 @@ class NodeShards(RemoteShards):
         self.channels: dict[int, Channel] = {}
         super().__init__(count, self.held, self.channels, remote_methods())
         self.process = number
-        self._moved = asyncio.Event()
+        self.number_bytes = 4
 
     def direct(self, shard: int) -> Shard | None:
         """See Shards: no shard stays here for good."""
         return None
 
+    @property
+    def is_alone(self) -> bool:
+        """See Shards: other nodes may join."""
+        return False
+
     def is_another(self, process: int) -> bool:
         """See Shards."""
         return self.number_of(process) in self.channels
-
-    def moved(self) -> None:
-        """Let calls that wait for a shard look for it again."""
-        self._moved.set()
-        self._moved = asyncio.Event()
-        for channel in {*self.channels.values()}:
-            channel.wake()
-
-    async def _changed(self, shard: int) -> None:
-        """See RemoteShards."""
-        channel = self.channels.get(shard)
-        await (self._moved.wait() if channel is None else channel.changed())
 
 
 class NodeComposition:
@@ -114,7 +108,14 @@ class NodeComposition:
         sources = process_sources(lag, authorizer, resources.traces.statistics)
         metrics = ProcessMetrics(lambda: [core.api.metrics for core in self.cores.values()], sources, node=statistics)
         self._served = served = ServedShards(
-            resources, shards, metrics, self.figures, authorizer=authorizer, lag=lag, others=self._others
+            resources,
+            shards,
+            metrics,
+            self.figures,
+            authorizer=authorizer,
+            lag=lag,
+            others=self._others,
+            brokers=NodeBrokers(me, views),
         )
         metrics.others = served.reports
         self.api, self.audit = served.api, served.audit

@@ -99,6 +99,11 @@ class ClientConnection(FrameProtocol):
         return self._channel.name
 
     @property
+    def address(self) -> str:
+        """See Channel."""
+        return self._channel.address
+
+    @property
     def has_room(self) -> bool:
         """Return whether one more call may be made now."""
         return self.is_writable and len(self._calls) < _MAX_CALLS
