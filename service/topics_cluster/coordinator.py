@@ -22,7 +22,7 @@ class Addresses(Struct, frozen=True, kw_only=True):
     grpc: str
     kafka: str = ""
     kafka_advertised: str = ""
-    """The one that clients of Kafka are told; `kafka` if empty."""
+    """The one for clients of Kafka; `kafka` if empty."""
     shards: str = ""
     """The one of the calls on shards; empty where the cluster has one shard."""
 

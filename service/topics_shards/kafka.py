@@ -43,7 +43,7 @@ T = TypeVar("T")
 _CLUSTER_SHARD: Final = 0
 _PATIENCE_SECONDS: Final = 1.0
 """Time for batches to reach a shard that another node may get at any moment. Clients then look for its owner, while the
-requests behind go on: a connection has the batches of many shards, and its answers are in order."""
+requests behind are served: a connection has the batches of many shards, and its answers are in order."""
 
 
 class ShardedKafka:

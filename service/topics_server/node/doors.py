@@ -209,7 +209,7 @@ class KafkaDoor:
 
 def _sole(term: Term) -> SoleTerm:
     """The ownership of the only shard."""
-    assert isinstance(term, SoleTerm), "with several shards the doors are served by their API"
+    assert isinstance(term, SoleTerm), "with several shards calls run on an API of their own"
     return term
 
 

@@ -73,7 +73,7 @@ class NodeFigures:
         return ReadyState(ready=is_ready, reason=reason, topics=topics, replay_progress=float(is_ready))
 
     def shortage(self) -> Shortage | None:
-        """See Health; that of other nodes is told by their answers."""
+        """See Health; other nodes refuse writes themselves."""
         return next((found for core in self._cores.values() if (found := core.api.shortage()) is not None), None)
 
 
