@@ -23,7 +23,7 @@ class OneBroker:
     """The listener as the only broker; see Brokers."""
 
     def __init__(self, broker: Callable[[], Broker], epoch: Callable[[], int]) -> None:
-        """Both are asked anew for each view."""
+        """Both are called for each view."""
         self._broker = broker
         self._epoch = epoch
 

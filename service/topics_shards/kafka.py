@@ -43,7 +43,7 @@ T = TypeVar("T")
 _CLUSTER_SHARD: Final = 0
 _PATIENCE_SECONDS: Final = 1.0
 """Time for batches to reach a shard that another node may get at any moment. Clients then look for its owner, while the
-requests behind go on: a connection has the batches of many shards, and its answers are in order."""
+requests behind are served: a connection has the batches of many shards, and its answers are in order."""
 
 
 class ShardedKafka:
@@ -58,6 +58,7 @@ class ShardedKafka:
         self._located = located
         self._shards = located.shards
         self._members: ShardedMembers | None = None
+        self._settings: GroupSettings | None = None
         self._cluster_id = ""
         self._lines: dict[int, asyncio.Future[None]] = {}
 
@@ -127,10 +128,16 @@ class ShardedKafka:
     def serve_members(self, settings: GroupSettings) -> ShardedMembers:
         """See TopicsApi."""
         if self._members is None:
-            for shard in self._shards.local.values():
-                shard.api.serve_members(settings, self.catalog)
+            self._settings = settings
             self._members = ShardedMembers(self._located)
+            for shard in self._shards.local.values():
+                self.join(shard.api)
         return self._members
+
+    def join(self, api: TopicsApi) -> None:
+        """Serve the members of the groups of a shard that has come to this process."""
+        if self._settings is not None:
+            api.serve_members(self._settings, self.catalog)
 
     # ------------------------------------------------------------------ topics
 

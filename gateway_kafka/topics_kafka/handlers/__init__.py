@@ -37,7 +37,7 @@ from topics_service.engine.placement import home_of
 from topics_service.statistics import KafkaStatistics
 
 TELLING_SECONDS: Final = 1.0
-"""Time in which a client is told of a shard's new leader."""
+"""Time in which a client learns of a shard's new leader."""
 
 Answer = Message | None | Awaitable[Message | None]
 Handler = Callable[["Context", int, Message], Answer]
