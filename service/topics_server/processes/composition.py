@@ -23,6 +23,8 @@ from topics_service.api.scheduling.pressure import Pressure
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.placement import SQL_SHARD
+from topics_service.storage import checkpoint
+from topics_shards.checkpoints import KEEPER, MEET_SECONDS, CheckpointsApi, ShardedCheckpoints
 from topics_shards.holds import HoldSender
 from topics_shards.kafka import ShardedKafka
 from topics_shards.locating import Located
@@ -58,7 +60,6 @@ class Composition:
         self.cores = cores
         self.authorizer = authorizer
         self.audit = AuditLog(resources.audit_file.write) if resources.audit_file is not None else None
-        self.checkpoints: Checkpoints | None = None
         self._share = share
         self._channels: dict[int, Channel] = {}
         self._server: ShardServer | None = None
@@ -91,8 +92,15 @@ class Composition:
         self.api.watches.connections.quotas = authorizer.quotas
         metrics.watch_lag = self.api.watches.lag
         metrics.lags = self.api.groups.lags
+        own = CheckpointsApi({shard: core.store for shard, core in cores.items()}, self._meet)
+        self.checkpoints = ShardedCheckpoints(self._shards, own, observers)
+        if self._shards.process == KEEPER:
+            folder = settings.data_path / "checkpoints"
+            make = apis[0].metrics.checkpoints.counted(self.checkpoints.maker())
+            own.kept = Checkpoints(folder, make, checkpoint.remove, self.health.ready)
+            own.kept.clear()
         if self._process is not None:
-            self._process.add(ProcessApi(metrics.report, authorizer.users), self.api.watches)
+            self._process.add(ProcessApi(metrics.report, authorizer.users), own, self.api.watches)
         self.api.sql = ShardedSql(located, self.api.consumers)
         self._kafka = ShardedKafka(self.api, located)
         self._kafka_groups = settings.kafka.groups
@@ -120,6 +128,10 @@ class Composition:
         shards = RemoteShards(share.count, self._local, owners, methods)
         shards.process, shards.processes = share.process, share.processes
         return shards
+
+    def _meet(self, number: int) -> bool:
+        share = self._share
+        return share is None or share.board.meet(share.process, share.processes, number, MEET_SECONDS)
 
     async def open(self) -> None:
         """Take calls of the other processes from now on. Raises OSError."""
