@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
+from topics_service.api.request_context import note_answer
 from topics_service.engine.errors import Reason, TopicsError
 from topics_shards.calls import CALLS, READS
 from topics_shards.shards import LostCallError, Method, NotHereError, P, R, Shard, Shards, StreamMethod
@@ -14,6 +15,8 @@ from topics_shards.wire.client import END_OF_STREAM, Channel, ClientConnection, 
 from topics_shards.wire.framing import MAX_FRAME
 from topics_shards.wire.methods import RemoteMethod
 from topics_shards.wire.origin import current_origin
+
+T = TypeVar("T")
 
 PATIENCE_SECONDS: Final = 5.0
 """Time for a call to reach its shard."""
@@ -39,6 +42,7 @@ class RemoteShards(Shards):
 
     `local` may change at any time, and so may `owners`, the channel to each other shard, with a call of `moved` after
     it: a call goes where its shard is when it is sent, and again to where it is then if that process does not serve it.
+    The current request learns which node answered.
     """
 
     def __init__(
@@ -61,7 +65,7 @@ class RemoteShards(Shards):
 
     def moved(self) -> None:
         """Note that shards are elsewhere now: calls that wait for theirs look again, and streams from where a shard is
-        not any more are lost, also if nobody there knows of that yet."""
+        not any more are lost, also if its former owner does not know of that yet."""
         self._moved.set()
         self._moved = asyncio.Event()
         for channel in self._awaited:
@@ -79,6 +83,7 @@ class RemoteShards(Shards):
             local = self.local.get(shard)
             try:
                 if local is not None:
+                    note_answer("")
                     return await local.run(method, *args, **kwargs)
                 remote = self._methods[method]
                 if body is None:
@@ -95,6 +100,10 @@ class RemoteShards(Shards):
                 except asyncio.CancelledError:
                     connection.cancel(outgoing)
                     raise
+                except TopicsError:
+                    note_answer(connection.address)
+                    raise
+                note_answer(connection.address)
                 return result
             except GoneError:
                 if not self._is_read(method):
@@ -121,7 +130,7 @@ class RemoteShards(Shards):
             connection = self._connection(shard) or await self._reached(shard, deadline)
             if connection is not None:
                 return self._sent(connection, shard, remote, body)
-        return await super().begin(shard, method, *args, **kwargs)
+        return asyncio.ensure_future(_run_once(shard, self.local[shard].run(method, *args, **kwargs)))
 
     def _sent(
         self, connection: ClientConnection, shard: int, method: RemoteMethod, body: bytes
@@ -132,6 +141,7 @@ class RemoteShards(Shards):
             outgoing = connection.run(shard, method, body)
         except NotHereError:
             raise _not_ready(shard) from None
+        note_answer(connection.address)
         outgoing.done.add_done_callback(partial(_begun, done, shard))
         return done
 
@@ -144,6 +154,7 @@ class RemoteShards(Shards):
             local = self.local.get(shard)
             try:
                 if local is not None:
+                    note_answer("")
                     async with aclosing(local.stream(method, *args, **kwargs)) as items:
                         async for item in items:
                             yield item
@@ -167,13 +178,20 @@ class RemoteShards(Shards):
         outgoing = connection.open(shard, remote, body)
         stream = _Stream(shard, self.owners.get(shard), connection, outgoing)
         self._streams.add(stream)
+        is_noted = False
         try:
             while True:
                 connection.more(outgoing)
                 item = await outgoing.done
+                if not is_noted:
+                    note_answer(connection.address)
+                    is_noted = True
                 if item is END_OF_STREAM:
                     return
                 yield item
+        except TopicsError:
+            note_answer(connection.address)
+            raise
         except GoneError:
             raise _lost(shard) from None
         finally:
@@ -216,6 +234,9 @@ class RemoteShards(Shards):
                         return connection
                     await self._changed(self.owners.get(shard))
         except TimeoutError:
+            channel = self.owners.get(shard)
+            if channel is not None:
+                note_answer(channel.address)  # its client may reach it
             raise _not_ready(shard) from None
 
     async def _asked_again(self, shard: int, deadline: float) -> None:
@@ -252,6 +273,14 @@ def _begun(done: "asyncio.Future[Any]", shard: int, outcome: "asyncio.Future[Any
         done.set_exception(_lost(shard))
     else:
         done.set_exception(_not_ready(shard) if isinstance(error, NotHereError) else error)
+
+
+async def _run_once(shard: int, call: Coroutine[Any, Any, T]) -> T:
+    """Run a call on a shard of this process, which may leave it."""
+    try:
+        return await call
+    except NotHereError:
+        raise _not_ready(shard) from None
 
 
 def _lost(shard: int) -> LostCallError:

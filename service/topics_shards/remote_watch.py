@@ -341,7 +341,7 @@ class RemoteWatch:
         self._wake(_NO_TOPIC)
 
     def _again(self) -> WatchRequest:
-        """The request to go on where it stands."""
+        """The request that continues where it stands."""
         self._unwanted.clear()
         for name in self._over:
             for known in (self._at, self._at_epochs, self._heads):

@@ -233,7 +233,7 @@ class WatchApi:
         return await self._source.watch(request, wake, epochs=epochs, heads=heads)
 
     def attach(self, watch: Watch, left: Callable[[], None]) -> None:
-        """Call `left` when the server drains, of a watch that then goes on in another process, until `detach`."""
+        """Call `left` when the server drains, of a watch that then continues in another process, until `detach`."""
         self._attached[watch] = left
 
     def detach(self, watch: Watch) -> None:
