@@ -118,7 +118,7 @@ def _restore(target: Target, directory: Path, manifest: Manifest, jump: int = 0)
 
 
 def _databases(manifest: Manifest, directory: Path) -> Iterator[tuple[Manifest, Path, Place]]:
-    """What a backup says of each database, where that is, and its place."""
+    """The manifest of each database, its directory, and its place."""
     every = manifest.databases
     for shard, each in enumerate(every):
         yield each, directory if each is manifest else shardfiles.directory(directory, shard), Place(shard, len(every))
