@@ -17,6 +17,7 @@ from topics_backup.target import CHUNK_BYTES, Target
 from topics_service import __version__
 from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
+from topics_service.engine.placement import SINGLE, Place
 from topics_service.storage import checkpoint, shardfiles
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.store import StoreError
@@ -83,11 +84,11 @@ def hashed(path: Path) -> File:
 
 
 @contextmanager
-def offline(data_dir: Path, boot_id: str) -> Iterator[tuple[Path, int]]:
+def offline(data_dir: Path, boot_id: str, place: Place = SINGLE) -> Iterator[tuple[Path, int]]:
     """A checkpoint of a data directory that no server has open, and its moment in ms.
 
     Opens, recovers and closes the directory as a start and a stop of the server would, and holds its lock so long; a
-    server that starts after that removes the checkpoint.
+    server that starts after that removes the checkpoint. `place` is that of a shard whose directory it is.
     Raises BackupError.
     """
     if (data_dir / shardfiles.NAME).exists():
@@ -100,7 +101,7 @@ def offline(data_dir: Path, boot_id: str) -> Iterator[tuple[Path, int]]:
     try:
         store = RocksStore(data_dir, boot_id=boot_id)
         try:
-            engine = Engine(store, SystemClock(), boot_id=boot_id)
+            engine = Engine(store, SystemClock(), boot_id=boot_id, place=place)
             engine.close()
             now = time.time_ns() // 1_000_000
             checkpoint.create(store, path)

@@ -117,6 +117,7 @@ CALLS: Final = (
     ConsumeApi.ack,
     SqlApi.execute,
     ProcessApi.report,
+    ProcessApi.figures,
     ProcessApi.stored_users,
     ProcessApi.replace_users,
     WatchApi.follow,
@@ -161,6 +162,7 @@ READS: Final = frozenset(
         PositionsApi.ends_of,
         ConsumeApi.consume,
         ProcessApi.report,
+        ProcessApi.figures,
         ProcessApi.stored_users,
         ProcessApi.replace_users,  # as often as it may be
         ShardedWatches.recall_here,

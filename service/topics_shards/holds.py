@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Final
 
 from topics_net import background
+from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_service.api.mirrors import MirrorsApi
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.engine import Engine
@@ -22,8 +23,6 @@ from topics_service.engine.placement import shard_of, shard_of_placement
 from topics_service.engine.topic import Topic
 from topics_shards.consumers import ShardedConsumers, ShardedPositions
 from topics_shards.locating import Located
-
-log: Final = logging.getLogger("topics.shards")
 
 LINGER_SECONDS: Final = 0.02
 PATIENCE_SECONDS: Final = 10.0
@@ -103,6 +102,7 @@ class HoldSender:
         self._refused: dict[Key, None] = {}
         self._asking: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._log = RateLimitedLogger(logging.getLogger("topics.shards"))
 
     @classmethod
     def serve(cls, shard: int, engine: Engine, api: TopicsApi, located: Located) -> "HoldSender":
@@ -180,12 +180,10 @@ class HoldSender:
                 await self._round(outbox)
                 delay = _FIRST_DELAY
             except Exception as error:  # of any kind: another process, or node, may be gone
-                log.log(
-                    logging.DEBUG if isinstance(error, _EndedError) else logging.WARNING,
-                    "shard %d does not learn what groups have acknowledged, trying again: %s",
-                    outbox.shard,
-                    error,
-                )
+                if delay > _FIRST_DELAY and not isinstance(error, _EndedError):  # not one that moves
+                    self._log.warning(
+                        "shard %d does not learn what groups have acknowledged, trying again: %s", outbox.shard, error
+                    )
                 outbox.session, outbox.is_complete = 0, False
                 outbox.work.set()
                 await asyncio.sleep(delay)

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from shards.nodes import OTHER_SECRET, SECRET, Served, identity, serving, wire
 from shards.toy import Toy
+from shards.wire_nodes import OTHER_SECRET, SECRET, Served, identity, serving, wire
 
 from support.waiting import until
 from topics_cluster.trust import Secret

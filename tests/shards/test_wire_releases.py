@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 from msgspec import Struct
-from shards.nodes import serving
+from shards.wire_nodes import serving
 
 from topics_service.api.access.auth import ANONYMOUS, UNRESTRICTED, Principal
 from topics_service.engine.errors import Reason, TopicsError

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import uvloop
 from security.authority import Authority
-from shards.nodes import NODE, Served, calling_context, identity, listening_context, serving
 from shards.toy import Toy
+from shards.wire_nodes import NODE, Served, calling_context, identity, listening_context, serving
 
 from support.tls_proxy import certificate
 from support.waiting import until

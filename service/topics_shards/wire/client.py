@@ -99,6 +99,11 @@ class ClientConnection(FrameProtocol):
         return self._channel.name
 
     @property
+    def address(self) -> str:
+        """See Channel."""
+        return self._channel.address
+
+    @property
     def has_room(self) -> bool:
         """Return whether one more call may be made now."""
         return self.is_writable and len(self._calls) < _MAX_CALLS
@@ -275,12 +280,16 @@ class Channel:
         own_name: str,
         scratch: bytearray | None = None,
         identity: Identity | None = None,
+        *,
+        address: str = "",
     ) -> None:
         """Both names are for log lines. Begins to connect.
 
-        With an identity, which connections over TCP need, the peer has to prove that it is the node `name`.
+        With an identity, which connections over TCP need, the peer has to prove that it is the node `name`. `address`
+        is host:port of the node's gRPC port, as its clients reach it; empty for another process of this node.
         """
         self.name = name
+        self.address = address
         self.own_name = own_name
         self.scratch = scratch
         self.identity = identity

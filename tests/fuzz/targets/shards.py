@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 from fuzz.target import Target
-from shards.nodes import identity
 from shards.samples import Samples
+from shards.wire_nodes import identity
 
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.queues import QueuesApi
