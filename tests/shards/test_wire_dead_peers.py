@@ -14,16 +14,7 @@ from typing import Final
 import msgspec
 import pytest
 from shards.toy import METHODS, Toy
-from shards.wire_nodes import (
-    NODE,
-    Served,
-    Wire,
-    calling_context,
-    identity,
-    listening_context,
-    serving,
-    wire,
-)
+from shards.wire_nodes import NODE, Served, Wire, calling_context, identity, listening_context, serving, wire
 
 from support.network import Network
 from support.tls_proxy import certificate

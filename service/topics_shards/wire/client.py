@@ -180,6 +180,12 @@ class ClientConnection(FrameProtocol):
             if len(self._calls) == _MAX_CALLS - 1:
                 self._channel.wake()
 
+    def lose(self, outgoing: Outgoing) -> None:
+        """End a call, and fail it for its caller as if the connection had broken."""
+        self.cancel(outgoing)
+        if not outgoing.done.done():
+            outgoing.done.set_exception(GoneError())
+
     def take(self, kind: int, call: int, body: memoryview) -> None:
         """See FrameProtocol."""
         if kind in _ENDS:
