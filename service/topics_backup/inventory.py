@@ -19,6 +19,7 @@ from topics_service.engine import recovery
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import DiffRequest
+from topics_service.engine.placement import SINGLE, Place
 from topics_service.engine.stored_logs import read_state
 from topics_service.engine.topic import decode_row
 from topics_service.storage import keys
@@ -80,14 +81,17 @@ def _topics(store: Store) -> Iterator[Topic]:
         yield Topic(row.name, row.topic_id, epoch, config.type, config.durability, partitions, numbers)
 
 
-def settle(directory: Path, jump: int = 0, next_seq: int | None = None, *, is_whole: bool = True) -> None:
+def settle(
+    directory: Path, jump: int = 0, next_seq: int | None = None, *, is_whole: bool = True, place: Place = SINGLE
+) -> None:
     """Turn a copy of a database into a cleanly closed one, by making all decisions of a startup now.
 
     The copy is whole, whatever machine it is opened on. Without this a start elsewhere would take it for one that a
     power cut hit, and have the seqs jump. With `jump` they do, by this number, after the last record of each partition:
     to readers an explicit loss, as after a power cut. `next_seq` is the sequence number at which the log that was put
     there must end. Where `is_whole` is False more may have been acknowledged than the copy has, in topics that do not
-    fsync: it is what a power cut has left, unless it was closed. Raises BackupError if it can't be opened.
+    fsync: it is what a power cut has left, unless it was closed. `place` is that of a shard whose database it is.
+    Raises BackupError if it can't be opened.
     """
     _raise_file_limit()
     with _damage("it"):
@@ -100,7 +104,7 @@ def settle(directory: Path, jump: int = 0, next_seq: int | None = None, *, is_wh
                 batch = store.batch()
                 batch.put(Family.META, _BOOT, _COPIED)
                 store.write(batch)
-            engine = Engine(store, _Beginning(), boot_id=_COPIED.decode())
+            engine = Engine(store, _Beginning(), boot_id=_COPIED.decode(), place=place)
             engine.close()
             if jump:
                 _jump(engine, jump)
@@ -126,10 +130,10 @@ def _jump(engine: Engine, seqs: int) -> None:
     engine.sync()
 
 
-def read_everything(directory: Path, expected: list[Topic]) -> int:
+def read_everything(directory: Path, expected: list[Topic], place: Place = SINGLE) -> int:
     """Read every row and every record, compare topics with `expected`, and return how many records there are.
 
-    Raises BackupError that names the topic at fault.
+    `place` is that of a shard whose database it is. Raises BackupError that names the topic at fault.
     """
     with _damage("it"):
         store = RocksStore(directory)
@@ -137,7 +141,7 @@ def read_everything(directory: Path, expected: list[Topic]) -> int:
             for family in Family:
                 for _ in store.scan(family, *_EVERY_KEY):
                     pass
-            engine = Engine(store, _Beginning(), boot_id=_COPIED.decode())
+            engine = Engine(store, _Beginning(), boot_id=_COPIED.decode(), place=place)
             found = set(engine.catalog.topics)
             if found != {topic.topic for topic in expected}:
                 odd = sorted(found ^ {topic.topic for topic in expected})

@@ -122,9 +122,10 @@ class Archive:
         if await self._is_hole(tail):
             raise LogError(last_ms + 1, f"the object {objects.name(self.shard, tail.next)} is missing")
 
-    async def at_time(self, ms: int) -> Cut:
+    async def at_time(self, ms: int, *, may_begin_later: bool = False) -> Cut:
         """Everything up to the last batch that was written at `ms` or before. Reading ends when batches are so much
-        later that no clock explains it.
+        later that no clock explains it. With `may_begin_later` it is nothing at all before the first batch of a whole
+        log.
 
         Raises BackupError if that moment can't be restored, and BucketError.
         """
@@ -144,6 +145,9 @@ class Archive:
                 if last_ms < ms:
                     raise explain(base.from_ms, error) from error
                 self.report(f"{error}, behind what is restored")
+        is_whole = base is not None and not base.files
+        if may_begin_later and is_whole and not cut.written_ms and (last_ms > ms or (not last_ms and ms <= now_ms())):
+            return cut
         if not cut.written_ms or ms > max(last_ms, now_ms()):
             raise BackupError(f"{shown(ms)} can't be restored: {await self._what_can()}")
         return cut

@@ -14,6 +14,7 @@ from topics_cluster.moments import Archive, Cut
 from topics_cluster.objects import DamagedObjectError, LogObject
 from topics_cluster.restore import restore as restore_checkpoint
 from topics_cluster.store import ShardStore
+from topics_service.engine.placement import SINGLE, Place
 
 
 class Restored(NamedTuple):
@@ -26,13 +27,13 @@ class Restored(NamedTuple):
     topics: list[Topic]
 
 
-async def restore(archive: Archive, directory: Path, cut: Cut, *, jump: int = 0) -> Restored:
-    """Make `directory` the data directory of a single server at that moment, durable on return.
+async def restore(archive: Archive, directory: Path, cut: Cut, *, jump: int = 0, place: Place = SINGLE) -> Restored:
+    """Make `directory` the data directory of a single server, or of a shard, at that moment, durable on return.
 
     It is what a node that takes over there has: a seq that the log does not have, and may have been acknowledged, is
     given to no other record. Every hash and checksum is checked. A damaged checkpoint is replaced by the one before.
-    The directory appears complete or not at all. `jump` as in `restoring.restore`. Raises BackupError, BucketError,
-    StoreError, CheckpointError and LaterFormatError.
+    The directory appears complete or not at all. `jump` as in `restoring.restore`, `place` that of the shard. Raises
+    BackupError, BucketError, StoreError, CheckpointError and LaterFormatError.
     """
     restoring.check_free(directory)
     why = "there is no checkpoint"
@@ -41,7 +42,7 @@ async def restore(archive: Archive, directory: Path, cut: Cut, *, jump: int = 0)
             if base.applied > cut.ticket:
                 continue
             try:
-                log_bytes = await _make(archive, directory, base, cut, jump)
+                log_bytes = await _make(archive, directory, base, cut, jump, place)
             except DamagedObjectError as error:
                 why = str(error)
                 archive.report(f"{why}; an older checkpoint takes its place")
@@ -53,7 +54,7 @@ async def restore(archive: Archive, directory: Path, cut: Cut, *, jump: int = 0)
     raise BackupError(f"no checkpoint leads to that moment any more: {why}")
 
 
-async def _make(archive: Archive, directory: Path, base: Checkpoint, cut: Cut, jump: int) -> int:
+async def _make(archive: Archive, directory: Path, base: Checkpoint, cut: Cut, jump: int, place: Place) -> int:
     with restoring.replacing(directory, f"checkpoint-{base.number}") as begun:
         if base.files:
             await restore_checkpoint(archive.bucket, base, begun)
@@ -63,7 +64,7 @@ async def _make(archive: Archive, directory: Path, base: Checkpoint, cut: Cut, j
             store.leave_log()
         finally:
             store.close()
-        inventory.settle(begun, jump, is_whole=False)
+        inventory.settle(begun, jump, is_whole=False, place=place)
         return log_bytes
 
 

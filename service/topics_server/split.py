@@ -5,7 +5,8 @@ import ctypes
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -46,16 +47,13 @@ def split(path: Path, count: int, tell: Callable[[int], None] = lambda _: None) 
     NotADirectoryError when `path` is no data directory, and SplitError.
     """
     path = path.absolute()
-    work, before = path.with_name(f"{path.name}.split"), path.with_name(f"{path.name}.unsplit")
-    try:
-        _check(path, work, before)
-        _clear(work)
+    work, before = _beside(path), path.with_name(f"{path.name}.unsplit")
+    with _explained(path):
+        _check(path, work)
+        if before.exists():
+            raise SplitError(f"{before} is there, where the directory would go that is split: remove or rename it")
+        topics = _fill(path, work, count, tell)
         try:
-            source = RocksStore(path, boot_id=boot_id())
-            try:
-                topics = _make(source, work, count, tell)
-            finally:
-                source.close()
             (work / _MARK).unlink()
             durable.sync(work)
         except BaseException:
@@ -64,16 +62,54 @@ def split(path: Path, count: int, tell: Callable[[int], None] = lambda _: None) 
         _exchange(path, work)
         work.rename(before)
         durable.sync(path.parent)
+    return Report(topics=topics, before=before)
+
+
+@contextmanager
+def copied(path: Path, count: int, tell: Callable[[int], None] = lambda _: None) -> Iterator[Path]:
+    """A copy of the data directory `path` that has `count` shards, beside it for a while. Raises as `split`."""
+    path = path.absolute()
+    work = _beside(path)
+    with _explained(path):
+        _check(path, work)
+        _fill(path, work, count, tell)
+    try:
+        yield work
+    finally:
+        _clear(work)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.split")
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Make SplitErrors of other errors."""
+    try:
+        yield
     except (StoreError, msgspec.MsgspecError, ValueError, KeyError) as error:
         raise SplitError(f"{path} can't be split: {error}; topics verify says more") from error
     except NotADirectoryError:
         raise
     except OSError as error:
         raise SplitError(f"{path} can't be split: {error.strerror or error}") from error
-    return Report(topics=topics, before=before)
 
 
-def _check(path: Path, work: Path, before: Path) -> None:
+def _fill(path: Path, work: Path, count: int, tell: Callable[[int], None]) -> list[int]:
+    """Make `work` of the directory, but for its last step. What a killed call has left is removed, under the lock."""
+    source = RocksStore(path, boot_id=boot_id())
+    try:
+        _clear(work)
+        return _make(source, work, count, tell)
+    except BaseException:
+        _clear(work)
+        raise
+    finally:
+        source.close()
+
+
+def _check(path: Path, work: Path) -> None:
     if not path.is_dir():
         raise NotADirectoryError(20, "there is no data directory", str(path))
     count = shardfiles.count_of(path)
@@ -83,8 +119,6 @@ def _check(path: Path, work: Path, before: Path) -> None:
         raise NotADirectoryError(20, "there is no data directory", str(path))
     if is_held(path):
         raise SplitError(f"a server has {path} open: stop it first")
-    if before.exists():
-        raise SplitError(f"{before} is there, where the directory would go that is split: remove or rename it")
     if work.exists() and not (work / _MARK).exists():
         raise SplitError(f"{work} is there, where the shards would be made: remove or rename it")
 

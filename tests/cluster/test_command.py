@@ -75,8 +75,8 @@ def test_a_cluster_is_made_with_its_number_of_shards(env: dict[str, str], s3: S3
     assert told.startswith("topics cluster init: shard 2 is not empty")
     assert CLI("cluster", "init", "--shards", 2, "--cluster", "other", "--json", env=env).row["shards"] == 2
     assert "64 shards at most" in CLI("cluster", "init", "--shards", 65, env=env, code=2).err
-    told = CLI("cluster", "init", "--shards", 2, "--from", "/nowhere", "--cluster", "third", env=env, code=2).err
-    assert "--from is for a cluster with one shard" in told
+    told = CLI("cluster", "init", "--shards", 2, "--from", "/nowhere", "--cluster", "third", env=env, code=1).err
+    assert told == "topics cluster init: no data directory /nowhere\n"
 
 
 def test_a_cluster_is_not_made_over_the_log_of_another(env: dict[str, str], s3: S3) -> None:

@@ -29,8 +29,9 @@ def rows(store: ShardStore) -> Mapping[Family, Mapping[bytes, bytes]]:
 class Member:
     """A store and, from `own` on, what makes its objects."""
 
-    def __init__(self, bucket: Bucket, path: Path, **options: object) -> None:
+    def __init__(self, bucket: Bucket, path: Path, *, shard: int = SHARD, **options: object) -> None:
         self.bucket = bucket
+        self.shard = shard
         self.store = ShardStore(path, **options)
         self.uploader: Uploader | None = None
         self._is_open = True
@@ -47,15 +48,15 @@ class Member:
         """Take the shard over."""
         nonce = nonce or new_nonce()
         return self._begin(
-            await take_over(self.bucket, self.store, SHARD, nonce, newest=newest, least_epoch=least_epoch)
+            await take_over(self.bucket, self.store, self.shard, nonce, newest=newest, least_epoch=least_epoch)
         )
 
     async def resume(self) -> Ownership:
         """Take the shard over, with what only this store has."""
-        return self._begin(await resume(self.bucket, self.store, SHARD, new_nonce()))
+        return self._begin(await resume(self.bucket, self.store, self.shard, new_nonce()))
 
     def _begin(self, found: Ownership) -> Ownership:
-        self.uploader = Uploader(self.bucket, SHARD, found.position, found.nonce)
+        self.uploader = Uploader(self.bucket, self.shard, found.position, found.nonce)
         self.store.own(self.uploader)
         return found
 

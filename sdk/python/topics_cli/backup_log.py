@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from topics_cli import output, server
@@ -126,13 +127,20 @@ def restore_point(arguments: argparse.Namespace) -> int:
 
 
 def tell_restored(arguments: argparse.Namespace, facts: dict[str, Any], base: str, topics: "Sequence[Topic]") -> None:
-    """Report a restore of `base` and the log behind it, of which `facts` has the `log_bytes` and `written_ms`."""
+    """Report a restore of `base` and the log behind it, of which `facts` has the `log_bytes` and `written_ms`, and the
+    `shards` where there are several."""
+    names = {topic.topic for topic in topics}  # one with partitions in several shards is in each of them
     records = sum(part.count for topic in topics for part in topic.partitions)
     if arguments.json:
-        output.line(facts | {"topics": len(topics), "records": records, "data_dir": str(arguments.to)})
+        output.line(facts | {"topics": len(names), "records": records, "data_dir": str(arguments.to)})
     else:
-        what = output.listed(topic=len(topics), record=records)
+        what = output.listed(topic=len(names), record=records)
         print(
             f"{base} and {output.size(facts['log_bytes'])} of log: {what}, as of {shown(facts['written_ms'])}; "
-            f"serve it with: topics serve --data-dir {arguments.to}"
+            f"serve it with: {serving(arguments.to, with_shards='shards' in facts)}"
         )
+
+
+def serving(directory: Path, *, with_shards: bool) -> str:
+    """The command that serves a restored directory."""
+    return f"topics serve --data-dir {directory}" + (" --processes 2" if with_shards else "")

@@ -34,14 +34,13 @@ def add_parser(commands: "Commands") -> None:
         dest="source",
         type=Path,
         metavar="DIR",
-        help="begin with the data directory of a stopped server, which stays as it is",
+        help="begin with the data directory of a stopped server, which stays as it is; --shards may split it",
     )
     init.add_argument(
         "--shards",
         type=positive,
-        default=1,
         metavar="N",
-        help="number of shards, at most 64, which never changes (default: 1; nodes of this release serve no more)",
+        help="number of shards, at most 64, which never changes (default: that of --from DIR, or 1)",
     )
     check = _action(actions, "check", "check that an object store and an etcd are fit for a cluster", _check)
     check.add_argument(
@@ -59,8 +58,8 @@ def add_parser(commands: "Commands") -> None:
             help="comma-separated host:port of the members of etcd (default: TOPICS_CLUSTER_ETCD)",
         )
     restore = _action(actions, "restore", "restore any moment that the log covers to a new data directory", _restore)
-    cluster_moments.add_arguments(restore)
     moments = _action(actions, "moments", "list the times that can be restored", _moments)
+    cluster_moments.add_arguments(restore, moments)
     for each in (init, check, finalize, restore, moments):
         each.add_argument(
             "--store", metavar="URL", help="object store, such as s3://bucket/prefix (default: TOPICS_CLUSTER_STORE)"
@@ -122,44 +121,44 @@ def _members(arguments: argparse.Namespace) -> list[str]:
 def _init(arguments: argparse.Namespace) -> int:
     bucket, url = _bucket(arguments)
     from topics_backup.errors import BackupError
-    from topics_cluster import identity
+    from topics_cluster import founding, identity
     from topics_cluster.bucket import BucketError
     from topics_cluster.checkpoint import CheckpointError
-    from topics_cluster.founding import check_empty, found
     from topics_cluster.probe import UnfitStoreError, probe
-    from topics_service.storage.boot import boot_id
+    from topics_server.split import SplitError, copied
+    from topics_service.storage import shardfiles
     from topics_service.storage.store import StoreError
 
-    if arguments.shards > identity.MAX_SHARDS:
+    if (arguments.shards or 1) > identity.MAX_SHARDS:
         raise server.UsageError(f"a cluster has {identity.MAX_SHARDS} shards at most")
-    if arguments.source is not None and arguments.shards > 1:
-        raise server.UsageError("--from is for a cluster with one shard: the directory's topics are of one")
+    source: Path | None = None if arguments.source is None else arguments.source.absolute()
 
-    async def make() -> int | None:
-        """Make it, and return the bytes that it begins with; None if there is a cluster already."""
+    async def make(count: int, directory: Path | None = source, split_of: Path | None = None) -> int | None:
         await probe(bucket)
-        if await bucket.get(identity.NAME) is not None:
-            return None
-        for shard in range(arguments.shards):
-            await check_empty(bucket, shard)
-        size = 0
-        if arguments.source is not None:  # first: a node that starts meanwhile finds no cluster yet
-            made = await found(bucket, 0, arguments.source.absolute(), "init", boot_id())
-            size = sum(file.size for file in made.files)
-        return size if await identity.create(bucket, arguments.shards) else None
+        return await founding.make(bucket, count, directory, split_of)
 
     try:
-        size = asyncio.run(make())
-    except (BackupError, BucketError, CheckpointError, StoreError, UnfitStoreError) as error:
+        there = None if source is None else shardfiles.count_of(source)
+        shards = arguments.shards or there or 1
+        if there is not None and there != shards:
+            raise server.UsageError(f"{source} has {output.counted(there, 'shard')}, which never changes")
+        if source is None or there is not None or shards == 1:
+            size = asyncio.run(make(shards))
+        else:
+            with copied(source, shards) as directory:
+                size = asyncio.run(make(shards, directory, source))
+    except NotADirectoryError as error:
+        return server.complain("cluster init", f"no data directory {error.filename}")
+    except (BackupError, BucketError, CheckpointError, SplitError, StoreError, UnfitStoreError) as error:
         return server.complain("cluster init", str(error))
     if size is None:
         return server.complain("cluster init", f"there is a cluster at {url}")
     if arguments.json:
-        output.line({"store": url, "bytes": size, "shards": arguments.shards})
+        output.line({"store": url, "bytes": size, "shards": shards})
     else:
         begins = f", which begins with {output.size(size)} of {arguments.source}" if arguments.source else ""
-        shards = f" with {arguments.shards} shards" if arguments.shards > 1 else ""
-        print(f"{url} is a cluster{shards}{begins}")
+        of_shards = f" with {shards} shards" if shards > 1 else ""
+        print(f"{url} is a cluster{of_shards}{begins}")
     return 0
 
 
