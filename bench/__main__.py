@@ -12,6 +12,7 @@ from bench import (
     http,
     kafka,
     length,
+    nodes,
     processes,
     queue,
     routers,
@@ -44,6 +45,7 @@ _GROUPS = {
     "size": size.run,
     "cluster": cluster.run,
     "shards": shards.run,
+    "nodes": nodes.run,
     "processes": processes.run,
 }
 _ALONE = {"size"}

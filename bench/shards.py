@@ -34,7 +34,7 @@ _ROUNDS = 5
 Call = Callable[[], Awaitable[object]]
 
 
-class _Cost(NamedTuple):
+class Cost(NamedTuple):
     """Microseconds of CPU for a call, and until it has its answer (p50)."""
 
     cpu: float
@@ -51,7 +51,7 @@ class _Case(NamedTuple):
     message: tuple[str, bytes]
 
 
-async def _measure(call: Call, count: int, at_a_time: int) -> _Cost:
+async def measure(call: Call, count: int, at_a_time: int) -> Cost:
     took: list[float] = []
 
     async def caller() -> None:
@@ -66,7 +66,7 @@ async def _measure(call: Call, count: int, at_a_time: int) -> _Cost:
         for _ in range(at_a_time):
             group.create_task(caller())
     cpu = time.process_time() - cpu
-    return _Cost(cpu / len(took) * 1e6, sorted(took)[len(took) // 2] * 1e6)
+    return Cost(cpu / len(took) * 1e6, sorted(took)[len(took) // 2] * 1e6)
 
 
 def _cases() -> list[_Case]:
@@ -113,11 +113,11 @@ async def _rows(directory: Path) -> list[Row]:
                 "forwarded": lambda case=case: case.call(far),  # type: ignore[misc]
                 "gRPC": lambda unary=unary, body=body: unary(body),  # type: ignore[misc]
             }
-            best: dict[str, _Cost] = {}
+            best: dict[str, Cost] = {}
             for _ in range(_ROUNDS):
                 for kind, call in calls.items():
-                    found = await _measure(call, case.count if kind != "gRPC" else case.count // 4, case.at_a_time)
-                    best[kind] = _Cost(*map(min, found, best.get(kind, found)))
+                    found = await measure(call, case.count if kind != "gRPC" else case.count // 4, case.at_a_time)
+                    best[kind] = Cost(*map(min, found, best.get(kind, found)))
             direct, forwarded, unary_cost = best["direct"], best["forwarded"], best["gRPC"]
             note = (
                 f"direct {direct.cpu:.0f} us, so {forwarded.cpu - direct.cpu:.0f} us for the way, of a gRPC call's"

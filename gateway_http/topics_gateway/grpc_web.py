@@ -176,7 +176,8 @@ def _frame(data: bytes, flags: int = 0) -> bytes:
 def _trailers(context: CallContext) -> bytes:
     """The last frame: the status, as lines of headers."""
     lines = [f"grpc-status: {context.code().value[0]}", f"grpc-message: {quote(context.details, safe=_PRINTABLE)}"]
-    lines += [f"{name}: {base64.b64encode(value).decode()}" for name, value in context.trailing_metadata()]
+    for name, value in context.trailing_metadata():
+        lines.append(f"{name}: {value if isinstance(value, str) else base64.b64encode(value).decode()}")
     return _frame("".join(f"{line}\r\n" for line in lines).encode(), _TRAILERS)
 
 

@@ -127,6 +127,7 @@ class KafkaServer(Listener):
             peer=connection.peer,
             principal=UNRESTRICTED if authorizer.open else ANONYMOUS,
             authenticated=authorizer.open,
+            epochs=self.context.epochs(),
         )
         return Session(context, self._handlers, self.budget, connection, self._is_congested)
 

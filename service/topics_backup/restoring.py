@@ -118,7 +118,7 @@ def _restore(target: Target, directory: Path, manifest: Manifest, jump: int = 0)
 
 
 def _databases(manifest: Manifest, directory: Path, place: Place = SINGLE) -> Iterator[tuple[Manifest, Path, Place]]:
-    """What a backup says of each database, where that is, and its place; `place` where it has no shards."""
+    """The manifest of each database, its directory, and its place: `place` where there are no shards."""
     if manifest.shards is UNSET:
         yield manifest, directory, place
         return

@@ -21,6 +21,10 @@ class Addresses(Struct, frozen=True, kw_only=True):
     http: str
     grpc: str
     kafka: str = ""
+    kafka_advertised: str = ""
+    """The one for clients of Kafka; `kafka` if empty."""
+    shards: str = ""
+    """The one of the calls on shards; empty where the cluster has one shard."""
 
 
 class Node(Struct, frozen=True, kw_only=True):
@@ -38,6 +42,8 @@ class Node(Struct, frozen=True, kw_only=True):
     """The number of shards that it knows the cluster to have."""
     capacity: int = 1
     """The weight of its share of the shards."""
+    number: int = 0
+    """Its number among the nodes, which is its broker id for Kafka."""
     warm: tuple[int, ...] = ()
     """The shards that it owns, or follows and has caught up with."""
 

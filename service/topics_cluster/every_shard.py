@@ -122,7 +122,7 @@ async def ranges(each: Sequence[Archive]) -> Sequence[Sequence[Range]]:
 
 
 def spans(found: Sequence[Sequence[Range]]) -> Sequence[Span]:
-    """The times that all shards cover. The last range of a shard goes on to now: it has had no writes since."""
+    """The times that all shards cover. The last range of a shard reaches to now: it has had no writes since."""
     until_ms = max((of_shard[-1].until_ms for of_shard in found if of_shard), default=0)
     common = [Span(0, until_ms)]
     for of_shard in found:

@@ -25,13 +25,10 @@ from topics_cluster.trust import HEADER, Origin, Signer
 from topics_net import background
 from topics_service.api.grpc.handlers import Context, Handler
 from topics_service.api.grpc.status import failure
-from topics_service.api.request_context import begin_call
+from topics_service.api.request_context import OWNER, begin_call
 from topics_service.engine.errors import TopicsError
 
 log: Final = logging.getLogger("topics.cluster")
-
-OWNER: Final = "x-topics-owner"
-"""The initial metadata of the answer to a forwarded call: host:port of the owner's gRPC port, for the next call."""
 
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),

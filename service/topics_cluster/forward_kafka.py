@@ -11,9 +11,9 @@ import socket
 import zlib
 from typing import Final
 
-from topics_cluster.http_connection import watch_peer
 from topics_cluster.owner_search import HOLD_SECONDS, OwnerSearch, OwnerSource
 from topics_net import background
+from topics_net.dead_peers import watch_peer
 from topics_net.listener import Listener
 from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_service.engine.errors import TopicsError

@@ -12,9 +12,10 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, WebSocketException
 
 from topics_cluster.forwarded import http_subject
-from topics_cluster.http_connection import HttpPool, watch_peer
+from topics_cluster.http_connection import HttpPool
 from topics_cluster.owner_search import DISTRUSTED, NOT_OWNER, DistrustedError, OwnerSearch
 from topics_cluster.trust import HEADER, Origin, Signer
+from topics_net.dead_peers import watch_peer
 
 _CLOSE_SECONDS: Final = 2.0
 _MAX_HELD_BYTES: Final = 256 << 20  # of messages of all clients

@@ -51,7 +51,7 @@ async def make(bucket: Bucket, shards: int, source: Path | None = None, split_of
 
     It begins with the data directory `source`, which has as many shards, or none where the cluster has one. No server
     has it open, and it stays as it is; that of a cluster will do as well: the new logs begin where it ends. Killed
-    before its end, it is run again: what the former run has left is made anew. `split_of` is the directory that
+    before its end, it is run again: what the former run has left is replaced. `split_of` is the directory that
     `source` is a copy of for this run.
 
     Raises CheckpointError if a shard has a log or checkpoints of another cluster, BackupError if the directory can't be

@@ -5,9 +5,7 @@ complete, header fields as they were sent, and whether a request was sent at all
 """
 
 import asyncio
-import socket
 import ssl
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,10 +13,10 @@ from typing import Final, NamedTuple
 
 import httptools
 
+from topics_net.dead_peers import watch_peer
+
 _READ_BYTES: Final = 64 << 10
 _MAX_HEAD_BYTES: Final = 256 << 10
-_UNACKNOWLEDGED_MS: Final = 10_000
-_KEEPALIVE: Final = ((("TCP_KEEPIDLE", 5)), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3))
 
 
 class LostError(Exception):
@@ -262,13 +260,3 @@ class HttpPool:
         for connection in (*self._idle, *self._used):
             connection.close()
         self._idle.clear()
-
-
-def watch_peer(sock: socket.socket) -> None:
-    """Let the kernel find out within some ten seconds that the peer's machine is gone."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
-        for name, value in _KEEPALIVE:
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -209,6 +209,13 @@ class Settings:
         "",
         "host at which the other nodes reach the ports of this one; TOPICS_HOST if unset",
     )
+    cluster_port: int = _setting(
+        "TOPICS_CLUSTER_PORT",
+        0,
+        "port at which the nodes of a cluster with several shards call each other; 0 picks a free one",
+        read=read_port,
+        what="PORT",
+    )
     cluster_secret_file: str = _setting(
         "TOPICS_CLUSTER_SECRET_FILE",
         "",

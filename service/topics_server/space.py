@@ -68,14 +68,13 @@ class DiskSpace:
         """The free bytes, less accepted writes still to be written, and the need of the next compaction beyond the
         reserve. Cheap: it is asked for with every write.
         """
-        written = self._written()
-        unflushed = min(written - self._flushed_at, self._store.max_unflushed + written - self._measured_at)
-        taken = written - self._measured_at + 2 * unflushed + self._elsewhere.taken
-        return self._disk.free_bytes - taken - max(0, self._compaction - self._reserve)
+        return self._disk.free_bytes - self.taken() - self._elsewhere.taken
 
     def taken(self) -> int:
         """The bytes that this store is still to write, which are as good as gone for others on the disk."""
-        return self._disk.free_bytes - self._elsewhere.taken - self.left()
+        written = self._written()
+        unflushed = min(written - self._flushed_at, self._store.max_unflushed + written - self._measured_at)
+        return written - self._measured_at + 2 * unflushed + max(0, self._compaction - self._reserve)
 
     def measure(self) -> None:
         """Look at the disk. Raises OSError, as `FreeSpace.measure` does."""

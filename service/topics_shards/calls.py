@@ -118,6 +118,7 @@ CALLS: Final = (
     ConsumeApi.ack,
     SqlApi.execute,
     ProcessApi.report,
+    ProcessApi.figures,
     ProcessApi.stored_users,
     ProcessApi.replace_users,
     CheckpointsApi.prepare,
@@ -166,6 +167,7 @@ READS: Final = frozenset(
         PositionsApi.ends_of,
         ConsumeApi.consume,
         ProcessApi.report,
+        ProcessApi.figures,
         ProcessApi.stored_users,
         ProcessApi.replace_users,  # as often as it may be
         ShardedWatches.recall_here,

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from heapq import merge
+from itertools import islice
 from operator import attrgetter
 from typing import Final
 from uuid import UUID
@@ -24,6 +25,7 @@ from topics_shards.shards import LostCallError, Shard, Shards
 _FIRST_BACKOFF: Final = 0.05
 _MAX_BACKOFF: Final = 1.0
 _MAX_CONFIGS: Final = 1024
+_SWEPT: Final = 5000
 _NO_CONFIGS: Final[Mapping[str, str]] = {}
 
 
@@ -108,10 +110,14 @@ class ShardedCatalog:
                         self._take(shard, number, told)
                         if told.is_whole and not is_whole:
                             is_whole, backoff = True, _FIRST_BACKOFF
-                            self._sweep(shard, number)
+                            await self._sweep(shard, number)
                             self._whole[shard].set()
+                        await asyncio.sleep(0)  # a shard of this process tells all of them without waiting
             except (TopicsError, LostCallError) as error:
-                self._log.warning("the topics of shard %d are not followed: %s", shard, error)
+                if backoff > _FIRST_BACKOFF:  # not one that moves
+                    self._log.warning("the topics of shard %d are not followed: %s", shard, error)
+            except Exception as error:
+                self._log.error("the topics of shard %d are not followed: %r", shard, error)
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _MAX_BACKOFF)
 
@@ -162,11 +168,15 @@ class ShardedCatalog:
         if copy is not None:
             self._by_id.pop(copy.identity.topic_id, None)
 
-    def _sweep(self, shard: int, number: int) -> None:
-        """Drop the topics of a shard that it did not tell this time."""
-        gone = [copy.name for copy in self._copies.values() if copy.shard == shard and copy.told != number]
-        if gone:
-            self._take(shard, number, CatalogSlice(gone=gone))
+    async def _sweep(self, shard: int, number: int) -> None:
+        """Drop the topics of a shard that it did not tell this time. Looks at all topics, slice by slice."""
+        copies, names = self._copies, [""]
+        while names:
+            names = list(islice(copies.irange(minimum=names[-1], inclusive=(False, True)), _SWEPT))
+            gone = [name for name in names if copies[name].shard == shard and copies[name].told != number]
+            if gone:
+                self._take(shard, number, CatalogSlice(gone=gone))
+            await asyncio.sleep(0)
 
     def _changed(self) -> None:
         for callback in self.on_changed:

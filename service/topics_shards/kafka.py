@@ -1,12 +1,14 @@
 """The calls of the Kafka gateway over all shards."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any, Final, TypeVar
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.interfaces import Groups
+from topics_service.api.kafka import Brokers, UnknownOutcomeError
 from topics_service.api.kafka_logs import (
     BatchOutcome,
     FetchOutcome,
@@ -18,6 +20,7 @@ from topics_service.api.kafka_logs import (
 from topics_service.api.metrics.collector import Counters
 from topics_service.api.topics import Settable, TopicsApi
 from topics_service.engine.batches import FetchRequest
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.membership.members import GroupSettings
 from topics_service.engine.model import (
@@ -32,22 +35,30 @@ from topics_shards.catalog import ShardedCatalog
 from topics_shards.known_parts import KnownParts
 from topics_shards.locating import Located
 from topics_shards.members import ShardedMembers
-from topics_shards.shards import Shard
+from topics_shards.shards import LostCallError, Shard
 from topics_shards.topics import ShardedTopics
 
-_CLUSTER_SHARD = 0
+T = TypeVar("T")
+
+_CLUSTER_SHARD: Final = 0
+_PATIENCE_SECONDS: Final = 1.0
+"""Time for batches to reach a shard that another node may get at any moment. Clients then look for its owner, while the
+requests behind are served: a connection has the batches of many shards, and its answers are in order."""
 
 
 class ShardedKafka:
     """See KafkaShards. Belongs to the event loop."""
 
-    def __init__(self, topics: ShardedTopics, located: Located) -> None:
+    def __init__(self, topics: ShardedTopics, located: Located, brokers: Brokers | None = None) -> None:
+        """`brokers` are the nodes of a cluster."""
+        self.brokers = brokers
         self.catalog = ShardedCatalog(located.shards)
         self._parts = KnownParts(located, self.catalog)
         self._topics = topics
         self._located = located
         self._shards = located.shards
         self._members: ShardedMembers | None = None
+        self._settings: GroupSettings | None = None
         self._cluster_id = ""
         self._lines: dict[int, asyncio.Future[None]] = {}
 
@@ -87,6 +98,11 @@ class ShardedKafka:
         """See TopicsApi."""
         return self._topics.draining
 
+    @property
+    def shard_count(self) -> int:
+        """See KafkaShards."""
+        return self._shards.count
+
     def cluster_id(self) -> str:
         """The id that shard 0 has."""
         return self._cluster_id
@@ -112,10 +128,16 @@ class ShardedKafka:
     def serve_members(self, settings: GroupSettings) -> ShardedMembers:
         """See TopicsApi."""
         if self._members is None:
-            for shard in self._shards.local.values():
-                shard.api.serve_members(settings, self.catalog)
+            self._settings = settings
             self._members = ShardedMembers(self._located)
+            for shard in self._shards.local.values():
+                self.join(shard.api)
         return self._members
+
+    def join(self, api: TopicsApi) -> None:
+        """Serve the members of the groups of a shard that has come to this process."""
+        if self._settings is not None:
+            api.serve_members(self._settings, self.catalog)
 
     # ------------------------------------------------------------------ topics
 
@@ -129,15 +151,17 @@ class ShardedKafka:
         kafka_configs: dict[str, str] | None = None,
     ) -> bool:
         """See TopicsApi."""
-        return await self._located.call(
-            name,
-            0,
-            TopicsApi.create_topic,
-            name,
-            config,
-            principal=principal,
-            partition_count=partition_count,
-            kafka_configs=kafka_configs,
+        return await _told(
+            self._located.call(
+                name,
+                0,
+                TopicsApi.create_topic,
+                name,
+                config,
+                principal=principal,
+                partition_count=partition_count,
+                kafka_configs=kafka_configs,
+            )
         )
 
     async def put_topic(
@@ -150,21 +174,23 @@ class ShardedKafka:
         kafka_configs: dict[str, str] | None = None,
     ) -> PutTopicReply:
         """See TopicsApi."""
-        return await self._topics.put_topic(
-            name, config, principal=principal, partition_count=partition_count, kafka_configs=kafka_configs
+        return await _told(
+            self._topics.put_topic(
+                name, config, principal=principal, partition_count=partition_count, kafka_configs=kafka_configs
+            )
         )
 
     async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
         """See TopicsApi."""
-        return await self._topics.get_topic(name, touch=touch, partition=partition)
+        return await _answered(self._topics.get_topic(name, touch=touch, partition=partition))
 
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
         """See TopicsApi."""
-        return await self._topics.delete_topic(name, if_empty=if_empty)
+        return await _told(self._topics.delete_topic(name, if_empty=if_empty))
 
     async def delete_records(self, request: DeleteRequest) -> DeleteReply:
         """See TopicsApi."""
-        return await self._topics.delete_records(request)
+        return await _told(self._topics.delete_records(request))
 
     # ------------------------------------------------------------------ logs
 
@@ -199,10 +225,14 @@ class ShardedKafka:
         try:
             if before is not None and not before.done():
                 await asyncio.wait((before,))
-            await self._parts.have(shard, (batch.request.topic for batch in batches))
-            if self._shards.direct(shard) is None and self._shards.can_send(shard):
-                own.set_result(None)  # the call goes out now, before any callback
-            return await self._shards.call(shard, KafkaApi.append, batches, settle=settle)
+            async with asyncio.timeout(None if self.brokers is None else _PATIENCE_SECONDS):
+                await self._parts.have(shard, (batch.request.topic for batch in batches))
+                done = await self._shards.begin(shard, KafkaApi.append, batches, settle=settle)
+            if self._shards.direct(shard) is None:
+                own.set_result(None)  # the call is on its way
+            return await _told(done)
+        except TimeoutError:
+            raise TopicsError(Reason.NOT_READY, f"shard {shard} has no owner that can be reached") from None
         finally:
             if not own.done():
                 own.set_result(None)
@@ -216,23 +246,25 @@ class ShardedKafka:
     ) -> list[FetchOutcome]:
         """See KafkaApi."""
         await self._parts.have(shard, (request.topic for request in requests))
-        return await self._shards.call(
-            shard, KafkaApi.fetch, requests, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms
+        return await _answered(
+            self._shards.call(
+                shard, KafkaApi.fetch, requests, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms
+            )
         )
 
     async def offsets(self, shard: int, asked: Sequence[tuple[str, int, int]]) -> list[OffsetOutcome]:
         """See KafkaApi."""
         await self._known(shard, [topic for topic, _, _ in asked])
-        return await self._shards.call(shard, KafkaApi.offsets, asked)
+        return await _answered(self._shards.call(shard, KafkaApi.offsets, asked))
 
     async def producers(self, shard: int, asked: Sequence[tuple[str, int]]) -> list[ProducersOutcome]:
         """See KafkaApi."""
         await self._known(shard, [topic for topic, _ in asked])
-        return await self._shards.call(shard, KafkaApi.producers, asked)
+        return await _answered(self._shards.call(shard, KafkaApi.producers, asked))
 
     async def sizes(self, shard: int, asked: Sequence[tuple[str, int]]) -> list[int]:
         """See KafkaApi. A shard without its part has no records."""
-        return await self._shards.call(shard, KafkaApi.sizes, asked)
+        return await _answered(self._shards.call(shard, KafkaApi.sizes, asked))
 
     async def _known(self, shard: int, names: Sequence[str]) -> None:
         """Have the shard know the topics, also those that were made a moment ago."""
@@ -244,4 +276,20 @@ class ShardedKafka:
     async def new_producer_id(self) -> int:
         """See KafkaShards: each shard has every `count`th number, so that no two give the same."""
         number = next(iter(self._shards.local), _CLUSTER_SHARD)
-        return await self._shards.call(number, KafkaApi.new_producer_id) * self._shards.count + number
+        return await _answered(self._shards.call(number, KafkaApi.new_producer_id)) * self._shards.count + number
+
+
+async def _told(call: Awaitable[T]) -> T:
+    """The outcome of a call that changes something."""
+    try:
+        return await call
+    except LostCallError as error:
+        raise UnknownOutcomeError(str(error)) from error
+
+
+async def _answered(call: Coroutine[Any, Any, T]) -> T:
+    """The outcome of a call that may be repeated, and was until now."""
+    try:
+        return await call
+    except LostCallError as error:
+        raise TopicsError(Reason.NOT_READY, str(error)) from error

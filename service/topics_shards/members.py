@@ -1,10 +1,11 @@
 """The members of consumer groups over all shards: each group's are where the group is."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from topics_service.api.kafka import UnreachableError
 from topics_service.api.membership import (
     Claim,
     CommitOutcome,
@@ -37,7 +38,7 @@ T = TypeVar("T")
 
 
 class ShardedMembers:
-    """See Members. A call that was lost with its process is answered with `not_ready`: all of them may be repeated."""
+    """See Members. A call that was lost with its process raises UnreachableError: all may be repeated."""
 
     def __init__(self, located: Located) -> None:
         self._located = located
@@ -144,9 +145,12 @@ class ShardedMembers:
             return here.look(group)
         return _repeatable(self._shards.call(self._home(group), MembershipCalls.look, group))
 
-    async def listing(self, prefixes: tuple[str, ...] | None) -> list[GroupLine]:
+    async def listing(
+        self, prefixes: tuple[str, ...] | None, *, shards: Collection[int] | None = None
+    ) -> list[GroupLine]:
         """See Members."""
-        found = await asyncio.gather(*(self._listed(shard, prefixes) for shard in range(self._shards.count)))
+        wanted = range(self._shards.count) if shards is None else shards
+        found = await asyncio.gather(*(self._listed(shard, prefixes) for shard in wanted))
         return sorted((line for lines in found for line in lines), key=attrgetter("name"))
 
     async def _listed(self, shard: int, prefixes: tuple[str, ...] | None) -> list[GroupLine]:
@@ -175,5 +179,9 @@ def _is_unknown(error: TopicsError | None) -> bool:
 async def _repeatable(call: Coroutine[Any, Any, T]) -> T:
     try:
         return await call
+    except TopicsError as error:
+        if error.reason is not Reason.NOT_READY:
+            raise
+        raise UnreachableError(error.message) from error
     except LostCallError as error:
-        raise TopicsError(Reason.NOT_READY, f"{error}: the coordinator of the group moves") from error
+        raise UnreachableError(f"{error}: the coordinator of the group moves") from error

@@ -2,9 +2,21 @@
 
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from topics_service.api.access.users import UserRow, Users
 from topics_service.api.metrics.merging import Report
 from topics_shards.shards import Shard
+
+
+class ShardFigures(Struct, frozen=True):
+    """The resources of a shard that count towards limits of all."""
+
+    topics: int
+    partitions: int
+    routers: int
+    groups: int
+    nbytes: int
 
 
 class ProcessApi:
@@ -13,6 +25,11 @@ class ProcessApi:
     def __init__(self, report: Callable[[tuple[str, ...] | None], Report], users: Users) -> None:
         self._report = report
         self._users = users
+        self.shard_figures: Callable[[], dict[int, ShardFigures]] = dict
+
+    async def figures(self) -> dict[int, ShardFigures]:
+        """The figures of the shards that it has."""
+        return self.shard_figures()
 
     async def report(self, allowed: tuple[str, ...] | None) -> Report:
         """The metrics of the process, with its shards."""

@@ -1,18 +1,22 @@
 """All shards of a server, some of them in other processes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import aclosing
+from collections import Counter
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
+from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
+from topics_service.api.request_context import note_answer
 from topics_service.engine.errors import Reason, TopicsError
 from topics_shards.calls import CALLS, READS
 from topics_shards.shards import LostCallError, Method, NotHereError, P, R, Shard, Shards, StreamMethod
-from topics_shards.wire.client import END_OF_STREAM, Channel, ClientConnection, GoneError
+from topics_shards.wire.client import END_OF_STREAM, Channel, ClientConnection, GoneError, Outgoing
 from topics_shards.wire.framing import MAX_FRAME
 from topics_shards.wire.methods import RemoteMethod
 from topics_shards.wire.origin import current_origin
+
+T = TypeVar("T")
 
 PATIENCE_SECONDS: Final = 5.0
 """Time for a call to reach its shard."""
@@ -24,11 +28,21 @@ def remote_methods() -> list[RemoteMethod]:
     return [RemoteMethod(method, is_read=method in READS) for method in CALLS]
 
 
+class _Stream(NamedTuple):
+    """A stream that is open."""
+
+    shard: int
+    channel: Channel | None
+    connection: ClientConnection
+    outgoing: Outgoing
+
+
 class RemoteShards(Shards):
     """Shards of this process, called directly, and others, called over channels.
 
-    `local` may change at any time, and so may `owners`, the channel to each other shard: a call goes where its shard is
-    when it is sent, and again to where it is then if that process does not serve it.
+    `local` may change at any time, and so may `owners`, the channel to each other shard, with a call of `moved` after
+    it: a call goes where its shard is when it is sent, and again to where it is then if that process does not serve it.
+    The current request learns which node answered.
     """
 
     def __init__(
@@ -45,6 +59,21 @@ class RemoteShards(Shards):
         self.owners = owners
         self._methods = {method.method: method for method in methods}
         self._patience = patience
+        self._moved = asyncio.Event()
+        self._awaited: Counter[Channel] = Counter()  # the calls that wait for a connection
+        self._streams: set[_Stream] = set()
+
+    def moved(self) -> None:
+        """Note that shards are elsewhere now: calls that wait for theirs look again, and streams from where a shard is
+        not any more are lost, also if its former owner does not know of that yet."""
+        self._moved.set()
+        self._moved = asyncio.Event()
+        for channel in self._awaited:
+            channel.wake()
+        for stream in list(self._streams):
+            owner = self.owners.get(stream.shard)
+            if stream.shard in self.local or (owner is not None and owner is not stream.channel):
+                stream.connection.lose(stream.outgoing)
 
     async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """See Shards."""
@@ -54,6 +83,7 @@ class RemoteShards(Shards):
             local = self.local.get(shard)
             try:
                 if local is not None:
+                    note_answer("")
                     return await local.run(method, *args, **kwargs)
                 remote = self._methods[method]
                 if body is None:
@@ -70,6 +100,10 @@ class RemoteShards(Shards):
                 except asyncio.CancelledError:
                     connection.cancel(outgoing)
                     raise
+                except TopicsError:
+                    note_answer(connection.address)
+                    raise
+                note_answer(connection.address)
                 return result
             except GoneError:
                 if not self._is_read(method):
@@ -96,7 +130,7 @@ class RemoteShards(Shards):
             connection = self._connection(shard) or await self._reached(shard, deadline)
             if connection is not None:
                 return self._sent(connection, shard, remote, body)
-        return await super().begin(shard, method, *args, **kwargs)
+        return asyncio.ensure_future(_run_once(shard, self.local[shard].run(method, *args, **kwargs)))
 
     def _sent(
         self, connection: ClientConnection, shard: int, method: RemoteMethod, body: bytes
@@ -107,6 +141,7 @@ class RemoteShards(Shards):
             outgoing = connection.run(shard, method, body)
         except NotHereError:
             raise _not_ready(shard) from None
+        note_answer(connection.address)
         outgoing.done.add_done_callback(partial(_begun, done, shard))
         return done
 
@@ -119,6 +154,7 @@ class RemoteShards(Shards):
             local = self.local.get(shard)
             try:
                 if local is not None:
+                    note_answer("")
                     async with aclosing(local.stream(method, *args, **kwargs)) as items:
                         async for item in items:
                             yield item
@@ -140,16 +176,26 @@ class RemoteShards(Shards):
         if connection is None:
             raise NotHereError
         outgoing = connection.open(shard, remote, body)
+        stream = _Stream(shard, self.owners.get(shard), connection, outgoing)
+        self._streams.add(stream)
+        is_noted = False
         try:
             while True:
                 connection.more(outgoing)
                 item = await outgoing.done
+                if not is_noted:
+                    note_answer(connection.address)
+                    is_noted = True
                 if item is END_OF_STREAM:
                     return
                 yield item
+        except TopicsError:
+            note_answer(connection.address)
+            raise
         except GoneError:
             raise _lost(shard) from None
         finally:
+            self._streams.discard(stream)
             connection.cancel(outgoing)
 
     def can_send(self, shard: int) -> bool:
@@ -186,19 +232,33 @@ class RemoteShards(Shards):
                     connection = self._connection(shard)
                     if connection is not None:
                         return connection
-                    channel = self.owners.get(shard)
-                    if channel is None:
-                        await asyncio.sleep(_ASK_AGAIN_SECONDS)
-                    else:
-                        await channel.changed()
+                    await self._changed(self.owners.get(shard))
         except TimeoutError:
+            channel = self.owners.get(shard)
+            if channel is not None:
+                note_answer(channel.address)  # its client may reach it
             raise _not_ready(shard) from None
 
     async def _asked_again(self, shard: int, deadline: float) -> None:
         """Return when a shard may be where the map says, which it was not. Raises `not_ready`."""
         if self._is_over(deadline):
             raise _not_ready(shard)
-        await asyncio.sleep(_ASK_AGAIN_SECONDS)
+        await self._changed(None)
+
+    async def _changed(self, channel: Channel | None) -> None:
+        """Return when there may be a connection on a channel, or another way than that."""
+        if channel is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ASK_AGAIN_SECONDS):
+                    await self._moved.wait()
+            return
+        self._awaited[channel] += 1
+        try:
+            await channel.changed()
+        finally:
+            self._awaited[channel] -= 1
+            if not self._awaited[channel]:
+                del self._awaited[channel]
 
 
 def _begun(done: "asyncio.Future[Any]", shard: int, outcome: "asyncio.Future[Any]") -> None:
@@ -213,6 +273,14 @@ def _begun(done: "asyncio.Future[Any]", shard: int, outcome: "asyncio.Future[Any
         done.set_exception(_lost(shard))
     else:
         done.set_exception(_not_ready(shard) if isinstance(error, NotHereError) else error)
+
+
+async def _run_once(shard: int, call: Coroutine[Any, Any, T]) -> T:
+    """Run a call on a shard of this process, which may leave it."""
+    try:
+        return await call
+    except NotHereError:
+        raise _not_ready(shard) from None
 
 
 def _lost(shard: int) -> LostCallError:

@@ -81,6 +81,17 @@ class Shards(ABC):
     processes: int = 1
     process: int = 0
     """The number of this process among them."""
+    number_bytes: int = 2
+    """The bytes that such a number takes, in the ids of watch sessions."""
+
+    @property
+    def is_alone(self) -> bool:
+        """True if there is no other process, and never will be."""
+        return self.processes == 1
+
+    def is_another(self, process: int) -> bool:
+        """Return whether this is the number of another process, as far as is known now."""
+        return process != self.process and process < self.processes
 
     def direct(self, shard: int) -> Shard | None:
         """The shard if its objects may be used without `call`: it is in this process, and stays there."""

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from topics_service.api.access.auth import Principal
+from topics_service.api.request_context import note_answer
 from topics_service.api.topics import Submitted, TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendReply, AppendRequest
@@ -44,6 +45,7 @@ class Submissions:
             return await self._first(request, principal)
         local = shards.direct(shard)
         if local is not None:
+            note_answer("")
             taken = await local.api.submit(request, principal=principal)
             return Submission(
                 ticket=taken.ticket,

@@ -51,7 +51,7 @@ class ShardedSource:
 
     def priority(self, topic: str) -> int:
         """The effective priority of a topic; of one elsewhere that of its last frame."""
-        local = self._shards.direct(self._located.shard(topic, 0))
+        local = self._shards.local.get(self._located.shard(topic, 0))
         return self._priorities.get(topic, 0) if local is None else local.api.watches.priority(topic)
 
     async def watch(
@@ -201,8 +201,8 @@ class ShardedWatches:
         """`admit` returns the limits unless the server is starting or stopping."""
         source = ShardedSource(located, admit)
         shards = self._shards = located.shards
-        process = shards.process if shards.processes > 1 else None
-        self._here = WatchApi(source, source.priority, overload_ms, statistics, caps, clock=clock, process=process)
+        id_prefix = b"" if shards.is_alone else shards.process.to_bytes(shards.number_bytes, "big")
+        self._here = WatchApi(source, source.priority, overload_ms, statistics, caps, clock=clock, id_prefix=id_prefix)
         self.connections = self._here.connections
 
     async def create(self, request: WatchRequest, *, principal: Principal) -> Session:
@@ -211,8 +211,8 @@ class ShardedWatches:
 
     async def recall(self, token: str, *, principal: Principal | None) -> dict[str, int] | None:
         """See WatchApi."""
-        process = process_of_token(token)
-        if process is None or not self._is_another(process):
+        process = process_of_token(token, self._shards.number_bytes)
+        if process is None or not self._shards.is_another(process):
             return await self._here.recall(token, principal=principal)
         try:
             return await self._shards.call(
@@ -223,8 +223,8 @@ class ShardedWatches:
 
     async def open(self, wid: str, cursor: Mapping[str, int], *, principal: Principal | None) -> SessionStream:
         """See WatchApi. `not_found` if the process of the session is gone."""
-        process = process_of(wid)
-        if process is None or not self._is_another(process):
+        process = process_of(wid, self._shards.number_bytes)
+        if process is None or not self._shards.is_another(process):
             return await self._here.open(wid, cursor, principal=principal)
         items = self._shards.stream(
             self._shards.number_of(process), ShardedWatches.open_here, wid, dict(cursor), principal
@@ -271,6 +271,3 @@ class ShardedWatches:
     async def recall_here(self, token: str, principal: Principal | None) -> dict[str, int] | None:
         """See `recall`."""
         return await self._here.recall(token, principal=principal)
-
-    def _is_another(self, process: int) -> bool:
-        return process != self._shards.process and process < self._shards.processes

@@ -15,13 +15,13 @@ from support.forwarded import Front, Owner, fronting, never, owning
 from support.waiting import until
 from topics_cluster.calls import find_call
 from topics_cluster.coordinator import Addresses
-from topics_cluster.forward_grpc import OWNER
 from topics_cluster.trust import HEADER
 from topics_proto.v1 import admin_service_pb2, topics_service_pb2, watch_service_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_proto.v1.topics_service_pb2_grpc import TopicsServiceStub
 from topics_service.api.access.auth import parse_keys
 from topics_service.api.access.authorizer import Authorizer
+from topics_service.api.request_context import OWNER
 
 GET = "/topics.v1.TopicsService/GetTopic"
 APPEND = "/topics.v1.TopicsService/Append"

@@ -19,7 +19,6 @@ from topics_cluster.memory import MemoryBucket, MemoryEntries
 from topics_proto.v1 import admin_service_pb2 as pb
 from topics_proto.v1.admin_service_pb2_grpc import AdminServiceStub
 from topics_server.errors import StartError
-from topics_server.node import server as server_module
 from topics_server.node import shards as shards_module
 from topics_server.node.server import NodeServer
 from topics_server.node.shards import Shards
@@ -54,7 +53,6 @@ class WatchedEntries(MemoryEntries):
 
 @pytest.fixture
 async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(server_module, "SERVED_SHARDS", 8)
     monkeypatch.setattr(shards_module, "SETTLED_SECONDS", 0.2)
     monkeypatch.setattr(shards_module, "SPARED_SECONDS", 0.2)
     monkeypatch.setattr(shards_module, "_LOOK_SECONDS", 0.1)
@@ -326,15 +324,6 @@ async def test_idle_shards_put_nothing_and_look_once_a_second_together(
         await asyncio.sleep(3)
         assert calls["create"] == calls["put_file"] == calls["list"] == 0
         assert calls["get"] <= 2 * 4, "each of two nodes looks once a second"
-
-
-async def test_a_cluster_with_more_shards_than_the_doors_serve_is_refused(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_module, "SERVED_SHARDS", 1)
-    with pytest.raises(StartError, match="the cluster has 3 shards, and nodes of this release serve clusters with 1"):
-        async with world.node("a"):
-            pass
 
 
 async def test_a_node_with_another_number_of_shards_is_refused(world: World) -> None:

@@ -18,6 +18,7 @@ from topics_client.errors import (
     TopicsError,
     UnavailableError,
 )
+from topics_client.owners import Key
 from topics_client.retry import Retry
 from topics_client.routes import Link
 from topics_proto.v1 import topics_service_pb2 as pb
@@ -79,14 +80,14 @@ def test_an_absent_server_is_named_and_only_repeatable_calls_are_repeated() -> N
         address = Address.parse(f"topics://s3cret@127.0.0.1:{taken.getsockname()[1]}")
         attempts = 0
 
-        def counted() -> Link:
+        def counted(key: Key, *, is_anywhere: bool = False) -> tuple[Link, bool]:
             nonlocal attempts
             attempts += 1
-            return current()
+            return begin(key, is_anywhere=is_anywhere)
 
         with Connection(address, retry=Retry(seconds=0.3, first_pause=0.01)) as connection:
-            current = connection._routes.current
-            connection._routes.current = counted  # type: ignore[method-assign]
+            begin = connection._routes.begin
+            connection._routes.begin = counted  # type: ignore[method-assign]
             for repeatable in (False, True):
                 attempts, request = 0, pb.GetTopicRequest(topic="t")
                 with pytest.raises(UnavailableError) as absent:

@@ -20,12 +20,71 @@ from topics_service.engine.model import AppendReply, AppendRequest, Batch, Confi
 from topics_service.engine.placement import Place, home_of
 from topics_service.storage.memory import MemoryStore
 from topics_shards.health import LocalHealth
+from topics_shards.holds import HoldSender
 from topics_shards.locating import Located
 from topics_shards.shard_work import ShardWork
-from topics_shards.shards import LocalShards, LostCallError, Method, P, R, Shard, StreamMethod
+from topics_shards.shards import LocalShards, LostCallError, Method, NotHereError, P, R, Shard, StreamMethod
 from topics_shards.topics import ShardedTopics
 
 _MAINTENANCE_SECONDS = 0.005
+_SHORT_SECONDS = 0.01
+_DRAIN_SECONDS = 0.1
+
+
+class LivingShard(Shard):
+    """A shard that may leave: calls that come then have not happened, and those under way are lost."""
+
+    def __init__(self, api: TopicsApi) -> None:
+        super().__init__(api)
+        self.calls: set[asyncio.Future[Any]] = set()
+        self.is_over = False
+
+    async def run(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """See Shard."""
+        self._check()
+        return await self._lived(super().run(method, *args, **kwargs))
+
+    async def stream(self, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[R, None]:
+        """See Shard."""
+        self._check()
+        async with aclosing(super().stream(method, *args, **kwargs)) as items:
+            while True:
+                try:
+                    item = await self._lived(anext(items))
+                except StopAsyncIteration:
+                    return
+                yield item
+
+    async def ended(self, seconds: float) -> None:
+        """Wait for the calls under way, for so long at most."""
+        if self.calls:
+            await asyncio.wait(self.calls, timeout=seconds)
+
+    async def break_off(self) -> None:
+        """Lose the calls under way."""
+        self.is_open, self.is_over = False, True
+        calls = list(self.calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def _check(self) -> None:
+        if not self.is_open:
+            raise NotHereError
+
+    async def _lived(self, work: Awaitable[R]) -> R:
+        if self.is_over:
+            raise LostCallError
+        call: asyncio.Future[R] = asyncio.ensure_future(work)
+        self.calls.add(call)
+        call.add_done_callback(self.calls.discard)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self.is_over and task is not None and not task.cancelling():
+                raise LostCallError from None
+            raise
 
 
 class Life:
@@ -36,30 +95,46 @@ class Life:
         self.engine = Engine(store, SystemClock(), place=Place(number, count), limits=limits, boot_id="boot")
         self.commit = GroupCommit.for_engine(self.engine)
         self.api = TopicsApi(self.engine, self.commit)
-        self.shard = Shard(self.api)
-        self.calls: set[asyncio.Future[Any]] = set()
-        self.is_over = False
+        self.shard = LivingShard(self.api)
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self, located: Located) -> None:
         """Begin the work in the background."""
         self.api.parts.connect(located.shards)
         self.api.parts.resume()
+        self.sender = HoldSender.serve(self.number, self.engine, self.api, located)
         self.work = ShardWork(located, self.api, self.engine, SystemClock())
         self.work.start()
         self._tasks = [asyncio.create_task(work) for work in (Forwarder(self.engine.routers).run(), self._maintain())]
 
     async def end(self) -> None:
         """As if killed: calls under way are lost."""
-        self.is_over = True
-        for call in list(self.calls):
-            call.cancel()
+        self.shard.is_open, self.shard.is_over = False, True
+        await self._stop()
+        await self.shard.break_off()
+        self.api.drain()
+        self.commit.stop()
+
+    async def hand_over(self) -> None:
+        """End in good order: calls that have written end, streams end for their clients to resume them elsewhere."""
+        self.shard.is_open = False
+        await self.shard.ended(_SHORT_SECONDS)
+        await self._stop()
+        self.api.drain()
+        with suppress(TopicsError):
+            await self.commit.settle(self.engine.writer.written)
+        await self.shard.ended(_DRAIN_SECONDS)
+        await self.shard.break_off()
+        self.engine.close()
+        self.commit.stop()
+
+    async def _stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         self.api.parts.stop()
+        await self.sender.stop()
         await self.work.stop()
-        await asyncio.gather(*self._tasks, *self.calls, return_exceptions=True)
-        self.commit.stop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _maintain(self) -> None:
         while True:
@@ -78,44 +153,21 @@ class LivingShards(LocalShards):
 
     async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """See Shards."""
-        life = self._life(shard)
-        return await self._lived(life, method(life.shard.of(method), *args, **kwargs))
+        return await self._life(shard).shard.run(method, *args, **kwargs)
 
-    def stream(
+    async def stream(
         self, shard: int, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> AsyncGenerator[R, None]:
         """See Shards."""
-
-        async def items() -> AsyncGenerator[R, None]:
-            life = self._life(shard)
-            async with aclosing(method(life.shard.of(method), *args, **kwargs)) as found:
-                while True:
-                    try:
-                        item = await self._lived(life, anext(found))
-                    except StopAsyncIteration:
-                        return
-                    yield item
-
-        return items()
+        async with aclosing(self._life(shard).shard.stream(method, *args, **kwargs)) as items:
+            async for item in items:
+                yield item
 
     def _life(self, shard: int) -> Life:
         life = self.lives.get(shard)
-        if life is None:
+        if life is None or not life.shard.is_open:
             raise TopicsError(Reason.NOT_READY, f"shard {shard} is away")
         return life
-
-    async def _lived(self, life: Life, work: Awaitable[R]) -> R:
-        if life.is_over:
-            raise LostCallError
-        call: asyncio.Future[R] = asyncio.ensure_future(work)
-        life.calls.add(call)
-        call.add_done_callback(life.calls.discard)
-        try:
-            return await call
-        except asyncio.CancelledError:
-            if life.is_over:
-                raise LostCallError from None
-            raise
 
 
 class World:

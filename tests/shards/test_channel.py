@@ -6,74 +6,25 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import uvloop
+from shards.toy import METHODS, Toy
 
 from support.waiting import until
 from topics_service.api.access.auth import Principal
-from topics_service.api.request_context import RequestContext, begin, current_request
+from topics_service.api.request_context import begin, current_request
 from topics_service.engine.errors import Reason, TopicsError
 from topics_shards.remote import RemoteShards
-from topics_shards.shards import LostCallError, Shard
+from topics_shards.shards import LostCallError
 from topics_shards.wire import client, framing, server
 from topics_shards.wire.client import Channel
 from topics_shards.wire.framing import CALL, HEAD, HELLO, OPEN, RUN, VERSION, Hello
-from topics_shards.wire.methods import RemoteMethod
 from topics_shards.wire.server import ShardServer, unix
-
-
-class Toy(Shard):
-    """A shard whose calls a test steers."""
-
-    def __init__(self, number: int = 1) -> None:
-        self.number = number
-        self.gate = asyncio.Event()
-        self.began: list[str] = []
-        self.ended: list[str] = []
-        self.seen: list[RequestContext | None] = []
-
-    def of(self, _: object) -> "Toy":
-        return self
-
-    async def echo(self, value: bytes) -> bytes:
-        self.seen.append(current_request.get())
-        return value
-
-    async def wait(self, name: str) -> int:
-        self.began.append(name)
-        try:
-            await self.gate.wait()
-        finally:
-            self.ended.append(name)
-        return self.number
-
-    async def read(self, name: str) -> int:
-        return await self.wait(name)
-
-    async def fail(self, reason: Reason) -> None:
-        raise TopicsError(reason, "refused", {"a": 1}, retry_after_ms=5)
-
-    async def items(self, count: int) -> AsyncGenerator[int, None]:
-        try:
-            for number in range(count):
-                self.began.append(str(number))
-                yield number
-        finally:
-            self.ended.append("items")
-
-    async def large(self, size: int) -> bytes:
-        return bytes(size)
-
-
-METHODS = [
-    RemoteMethod(method, is_read=method is Toy.read)
-    for method in (Toy.echo, Toy.wait, Toy.read, Toy.fail, Toy.items, Toy.large)
-]
 
 
 class Pair:
@@ -416,12 +367,13 @@ VIOLATIONS = {
     "no hello": frame(RUN, 1, CALL.pack(1, ECHO)),
     "two hellos": GREETING + GREETING,
     "hello that is none": frame(HELLO, 0, b"\xc1"),
-    "hello of another version": frame(HELLO, 0, msgspec.msgpack.encode(Hello(VERSION + 1, "test"))),
+    "hello with a name that is no text": frame(HELLO, 0, b"\x92\x01\xa1\xff"),
+    "hello of another version": frame(HELLO, 0, msgspec.msgpack.encode(Hello(0, "test"))),
     "short call": GREETING + frame(RUN, 1, b"\0"),
     "unknown method": GREETING + frame(RUN, 1, CALL.pack(1, 99)),
     "a stream as a call": GREETING + frame(RUN, 1, CALL.pack(1, ITEMS)),
     "a call as a stream": GREETING + frame(OPEN, 1, CALL.pack(1, ECHO)),
-    "a number twice": GREETING + 2 * frame(RUN, 1, CALL.pack(1, 1) + msgspec.msgpack.encode((None, "x"))),
+    "a number twice": GREETING + 2 * frame(RUN, 1, CALL.pack(1, 1) + msgspec.msgpack.encode((None, (), "x"))),
 }
 
 
@@ -442,7 +394,7 @@ async def test_a_peer_that_violates_the_framing_is_cut_off(sent: bytes, caplog: 
 async def test_a_call_that_cannot_be_read_is_internal(caplog: pytest.LogCaptureFixture) -> None:
     async with pair() as both:
         reader, writer = await asyncio.open_unix_connection(str(both.path))
-        writer.write(GREETING + frame(RUN, 7, CALL.pack(1, ECHO) + msgspec.msgpack.encode((None, 17))))
+        writer.write(GREETING + frame(RUN, 7, CALL.pack(1, ECHO) + msgspec.msgpack.encode((None, (), 17))))
         await received(reader, HELLO)
         kind, call, body = await received(reader, framing.FAILED)
         writer.close()
@@ -460,7 +412,7 @@ async def received(reader: asyncio.StreamReader, kind: int) -> tuple[int, int, b
 async def test_bytes_that_come_one_by_one() -> None:
     async with pair() as both:
         reader, writer = await asyncio.open_unix_connection(str(both.path))
-        for byte in GREETING + frame(RUN, 7, CALL.pack(1, ECHO) + msgspec.msgpack.encode((None, b"value"))):
+        for byte in GREETING + frame(RUN, 7, CALL.pack(1, ECHO) + msgspec.msgpack.encode((None, (), b"value"))):
             writer.write(bytes((byte,)))
             await writer.drain()
             await asyncio.sleep(0)

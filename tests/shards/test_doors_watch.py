@@ -89,7 +89,7 @@ def test_any_process_streams_any_session(server: ServerProcess) -> None:
     for name in NAMES:
         append(server, name, 1, 2)
     sessions = [session(server, topics={name: {} for name in NAMES}) for _ in range(16)]
-    assert {process_of(url.rpartition("/")[2]) for url in sessions} == {0, 1}
+    assert {process_of(url.rpartition("/")[2], 2) for url in sessions} == {0, 1}
     last = ""
     with ExitStack() as stack:
         start = {"last-event-id": event_id(dict.fromkeys(NAMES, 0))}
@@ -218,7 +218,7 @@ def session_of(server: ServerProcess, process: int) -> str:
     """A session with all topics in a certain process."""
     for _ in range(64):
         url = session(server, topics={"watched-*": {}})
-        if process_of(url.rpartition("/")[2]) == process:
+        if process_of(url.rpartition("/")[2], 2) == process:
             return url
     raise AssertionError("one process gets all connections")
 

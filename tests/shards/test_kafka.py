@@ -582,7 +582,7 @@ async def test_a_shard_that_was_away_is_followed_again(kafka: KafkaWorld) -> Non
     assert await create(kafka.first, "made-meanwhile-0003") == 0
     assert catalog.find(kept) is not None, "what is known stays"
     answers = await produce(kafka.second, kept, {0: batch(b"x")})
-    assert answers[0]["error_code"] == 5, "a producer tries again"
+    assert answers[0]["error_code"] == 6, "a producer looks for the leader, and tries again"
     far.away.clear()
     await until(lambda: catalog.find(gone) is None and catalog.find(kept) is not None)
 

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from shards.far import FarShards, names
+from shards.frames import by_topic, read, read_of_last_instance, until_told
 from shards.world import ShardsWorld, open_shards
 
 from support.waiting import until
@@ -22,7 +23,7 @@ from topics_service.api.observers import NO_OBSERVERS
 from topics_service.api.scheduling.commit import CommitStatistics
 from topics_service.api.watch_journal import is_token, new_id
 from topics_service.api.watch_sessions import process_of
-from topics_service.api.watch_stream import SessionStream, WatchStream
+from topics_service.api.watch_stream import WatchStream
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, Batch, BulkRequest, ConfigInput, DiffRequest
 from topics_service.engine.watch.frames import (
@@ -30,10 +31,10 @@ from topics_service.engine.watch.frames import (
     ErrorFrame,
     Frame,
     RecordsFrame,
-    TombstoneFrame,
     TopicDeletedFrame,
     WatchRequest,
 )
+from topics_shards import remote_watch
 from topics_shards.health import LocalHealth
 from topics_shards.locating import Located
 from topics_shards.session_forwarding import ForwardedStream
@@ -82,15 +83,6 @@ async def open_world(far: Collection[int] = (1, 2)) -> AsyncIterator[World]:
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     async with open_world(request.param) as opened:
         yield opened
-
-
-def by_topic(frames: Iterable[Frame]) -> dict[str, list[Any]]:
-    """The frames of each topic, in short."""
-    told: dict[str, list[Any]] = {}
-    for frame in frames:
-        assert isinstance(frame, RecordsFrame | CaughtUpFrame | TopicDeletedFrame | TombstoneFrame), frame
-        told.setdefault(frame.topic, []).append(tell([frame])[0][1:])
-    return told
 
 
 async def refused(world: World, request: WatchRequest) -> TopicsError:
@@ -369,7 +361,7 @@ async def test_a_session_is_followed_through_another_process() -> None:
             await first.append(name, 2)
         session = await second.api.watches.create(watch(A, B, "t*"), principal=UNRESTRICTED)
         assert re.fullmatch(r"wid_[A-Za-z0-9_-]{22}", session.wid)
-        assert process_of(session.wid) == 1
+        assert process_of(session.wid, 2) == 1
         with await first.api.watches.open(session.wid, {}, principal=UNRESTRICTED) as stream:
             assert isinstance(stream, ForwardedStream)
             assert [(name, at.head_seq) for name, at in stream.positions.items()] == [(n, 2) for n in sorted((A, B, C))]
@@ -414,7 +406,7 @@ async def test_refusals_of_another_process() -> None:
         assert await reason(session.wid, key("two")) is Reason.UNAUTHORIZED
         assert await reason(session.wid, None) is Reason.UNAUTHORIZED
         for process in (0, 1, 7):
-            assert await reason(f"wid_{new_id(16, process)}") is Reason.NOT_FOUND
+            assert await reason(f"wid_{new_id(16, process.to_bytes(2, 'big'))}") is Reason.NOT_FOUND
         for wid in ("wid_", "wid_" + 22 * "x", session.wid + "x", session.wid[:-1], "x"):
             assert await reason(wid) is Reason.NOT_FOUND
         assert first.api.watches.remove_sessions("one") == 0
@@ -519,7 +511,8 @@ async def test_a_session_opens_beside_a_shard_that_does_not_answer() -> None:
     await until(lambda: not world.shards.streams)
 
 
-async def test_a_session_opens_while_a_shard_is_away() -> None:
+async def test_a_session_opens_while_a_shard_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_watch, "_PATIENCE_SECONDS", 0.1)
     async with open_world() as world:
         await world.put(A, B)
         session = await world.api.watches.create(watch(A, B), principal=UNRESTRICTED)
@@ -534,20 +527,9 @@ async def test_a_session_opens_while_a_shard_is_away() -> None:
             world.shards.away.clear()
             found: list[Frame] = []
             await until_told(stream, found, {B: 1})
-        error = None
         world.shards.leave(1)
         error = await refused(world, watch(A, B))
         assert error.reason is Reason.NOT_READY
-
-
-async def until_told(stream: SessionStream, found: list[Frame], heads: Mapping[str, int]) -> None:
-    """Read frames until the cursors are at `heads`, and a little more."""
-    async with asyncio.timeout(20):
-        while any(stream.cursors.get(name, 0) < seq for name, seq in heads.items()):
-            frame = await anext(stream)
-            if type(frame).__name__ != "HeartbeatFrame":
-                found.append(frame)
-    found += [frame for frame in await quiet(stream, 0.05) if type(frame).__name__ != "HeartbeatFrame"]
 
 
 # ---------------------------------------------------------------------------- watch equals diff
@@ -590,28 +572,6 @@ async def test_a_watch_is_what_diff_gives(seed: int) -> None:
             reader.cancel()
             for name, head in alive.items():
                 assert read_of_last_instance(found, name) == list(range(1, head + 1)), name
-
-
-async def read(stream: SessionStream, found: list[Frame]) -> None:
-    while True:
-        found.append(await anext(stream))
-
-
-def read_of_last_instance(frames: Iterable[Frame], topic: str) -> list[int]:
-    """The seqs of the records since the topic was told as deleted last; each instance is read in order, once."""
-    read: list[int] = []
-    for frame in frames:
-        if isinstance(frame, ErrorFrame) or getattr(frame, "topic", "") != topic:
-            continue
-        if isinstance(frame, TopicDeletedFrame):
-            read = []
-        elif isinstance(frame, TombstoneFrame):
-            assert frame.tombstone.reason == "recreated", frame  # while the shard was away
-            read = []
-        elif isinstance(frame, RecordsFrame):
-            read += seqs([frame])
-            assert read == list(range(1, len(read) + 1)), (topic, read)
-    return read
 
 
 async def test_news_and_long_polls_end_with_their_caller(world: World) -> None:

@@ -7,7 +7,6 @@ import random
 import secrets
 import socket
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
@@ -82,7 +81,7 @@ class Cluster:
         """`etcd` is host:port, `store` a URL, `environment` what leads to it.
 
         `env` are further settings of every node, `own` of one, by its name. `network` has hosts of the nodes' names, on
-        which they run. With several `shards` its command is one that serves them.
+        which they run.
         """
         self._shards = shards
         self.name = f"test-{secrets.token_hex(4)}"
@@ -98,10 +97,7 @@ class Cluster:
             "TOPICS_CLUSTER_SECRET_FILE": secret,
             **env,
         }
-        self.program = _program_of_shards(folder) if shards > 1 else TOPICS
         self.nodes = [Node(name, folder / name, {**self.env, **own.get(name, {})}, network) for name in NAMES[:nodes]]
-        for node in self.nodes:
-            node.use(self.program)
 
     def __getitem__(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)
@@ -195,17 +191,6 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-def _program_of_shards(folder: Path) -> Path:
-    """The command `topics` with nodes that serve several shards, which the doors of this release do not."""
-    program = folder / "topics-of-shards"
-    program.write_text(
-        f"#!{sys.executable}\nimport sys\nfrom topics_cli import main\nfrom topics_server.node import server\n"
-        "server.SERVED_SHARDS = 64\nsys.exit(main())\n"
-    )
-    program.chmod(0o755)
-    return program
 
 
 def _lasting_ports(count: int) -> list[int]:

@@ -14,12 +14,14 @@ logged and counted, and closes the connection.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 from weakref import WeakValueDictionary
 
+from topics_kafka.brokers import BrokerView, BrokerViews, OneBroker
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_kafka.settings import KafkaSettings
 from topics_net.loop_budget import LoopBudget
@@ -27,11 +29,15 @@ from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_service.api.access.auth import ANONYMOUS, Principal, Scope
 from topics_service.api.access.authorizer import Authorizer, Rule
 from topics_service.api.budget import Share
-from topics_service.api.catalog import Catalog
-from topics_service.api.kafka import KafkaShards
+from topics_service.api.catalog import Catalog, TopicView
+from topics_service.api.kafka import Broker, Brokers, KafkaShards
 from topics_service.api.membership import Members
 from topics_service.api.topics import TopicsApi
+from topics_service.engine.placement import home_of
 from topics_service.statistics import KafkaStatistics
+
+TELLING_SECONDS: Final = 1.0
+"""Time in which a client learns of a shard's new leader."""
 
 Answer = Message | None | Awaitable[Message | None]
 Handler = Callable[["Context", int, Message], Answer]
@@ -116,10 +122,14 @@ class ServerContext:
     host: str = "127.0.0.1"
     port: int = 9092
     leader_epoch: int = 0
-    """The epoch of every partition's leader. A single server always leads; in a cluster it is that of the shard."""
+    """The epoch of every partition's leader where there is one broker; that of the shard in a cluster with one."""
     log: RateLimitedLogger = field(default_factory=lambda: RateLimitedLogger(logging.getLogger("topics.kafka")))
     single: TopicsApi | None = field(init=False)
     """The only engine; None where there are several shards."""
+    cluster: Brokers | None = field(init=False)
+    """The nodes among which the shards are; None if the listener is the only broker."""
+    views: BrokerViews = field(init=False)
+    _epochs: tuple[int | None, tuple[int, ...]] = field(init=False, default=(None, ()))
     catalog: Catalog = field(init=False)
     membership: Members = field(init=False)
     loop_budget: LoopBudget = field(default_factory=LoopBudget)
@@ -130,8 +140,18 @@ class ServerContext:
 
     def __post_init__(self) -> None:
         self.single = self.api if isinstance(self.api, TopicsApi) else None
+        self.cluster = None if isinstance(self.api, TopicsApi) else self.api.brokers
+        self.views = BrokerViews(self.cluster or OneBroker(self._broker, lambda: self.leader_epoch))
         self.catalog = self.api.catalog
         self.membership = self.api.serve_members(self.settings.groups)
+
+    def _broker(self) -> Broker:
+        return Broker(self.settings.node_id, self.host, self.port)
+
+    @property
+    def me(self) -> Broker:
+        """This broker."""
+        return self.views.brokers.me
 
     @property
     def shards(self) -> KafkaShards:
@@ -158,11 +178,45 @@ class ServerContext:
         ids = [each["topic_id"] for each in unknown if not each.get(name) and each.get("topic_id")]
         return self.catalog.refresh([each[name] for each in unknown if each.get(name)], ids)
 
-    def epoch_error(self, epoch: int) -> ErrorCode:
-        """The error for a client that assumes leader epoch `epoch`; -1 if it assumes none."""
-        if epoch > self.leader_epoch:
+    def shard(self, topic: str, partition: int) -> int:
+        """The shard of a partition."""
+        return 0 if self.single is not None else self.shards.shard(topic, partition)
+
+    def group_shard(self, group: str) -> int:
+        """The shard of a group."""
+        return 0 if self.single is not None else home_of(group, self.shards.shard_count)
+
+    def partitions(self, view: BrokerView, topic: TopicView) -> list[dict[str, Any]]:
+        """The partitions of a topic in Metadata. Cached: do not modify."""
+        count = 1 if self.single is not None else self.shards.shard_count
+        step = 0 if topic.identity.placement else 1
+        return view.partitions(self.shard(topic.name, 0), step, count, topic.identity.partition_count)
+
+    @property
+    def replicas(self) -> int:
+        """The number of nodes that have a partition, as far as it is the same for all; that of shard 0."""
+        return max(len(self.views.of().replicas(0)), 1)
+
+    def epoch(self, topic: str, partition: int) -> int:
+        """The leader epoch of a partition."""
+        return self.leader_epoch if self.cluster is None else self.cluster.owner(self.shard(topic, partition))[1]
+
+    def epoch_error(self, epoch: int, topic: str, partition: int) -> ErrorCode:
+        """The error for a client that assumes leader epoch `epoch` of a partition; -1 if it assumes none."""
+        known = self.leader_epoch if self.cluster is None else self.epoch(topic, partition)
+        if epoch > known:
             return ErrorCode.UNKNOWN_LEADER_EPOCH
-        return ErrorCode.FENCED_LEADER_EPOCH if 0 <= epoch < self.leader_epoch else ErrorCode.NONE
+        return ErrorCode.FENCED_LEADER_EPOCH if 0 <= epoch < known else ErrorCode.NONE
+
+    def epochs(self) -> Sequence[int]:
+        """The epochs of all shards of a cluster. The same object as long as they stay."""
+        cluster = self.cluster
+        if cluster is None:
+            return ()
+        if cluster.revision != self._epochs[0]:
+            found = tuple(cluster.owner(shard)[1] for shard in range(self.shards.shard_count))
+            self._epochs = cluster.revision, self._epochs[1] if found == self._epochs[1] else found
+        return self._epochs[1]
 
     def share(self, principal: Principal) -> Share | None:
         """The share of frame memory for requests of one key: at most half."""
@@ -196,6 +250,9 @@ class Context:
     closing: bool = False
     appending: bool = False
     gone: bool = False
+    epochs: Sequence[int] = ()
+    """The epoch of each shard of a cluster that the client may know: of when it connected, or asked for Metadata."""
+    _told: dict[int, tuple[int, float]] = field(default_factory=dict)
     on_gone: list[Callable[[], None]] = field(default_factory=list)
     """Called once when the connection is lost, after its running requests were cancelled."""
 
@@ -203,6 +260,30 @@ class Context:
     def zone(self) -> str | None:
         """The availability zone of the client, if it is known."""
         return zone_of(self.client_id)
+
+    @property
+    def view(self) -> BrokerView:
+        """The brokers as the client sees them."""
+        return self.server.views.of(self.zone)
+
+    def is_outdated(self, view: BrokerView, shard: int) -> bool:
+        """Return whether the client should learn that another broker leads a shard, in place of having its request
+        passed on: it connected here before that one did.
+
+        That is so for a second from the first request on, which is for those that are under way as well. Then the
+        client's requests are served, as are those of clients that were led here: any broker answers any request.
+        """
+        if not self.epochs or not view.leads_elsewhere(shard):
+            return False
+        _, epoch = view.leader(shard)
+        if epoch <= self.epochs[shard]:
+            return False
+        now = time.monotonic()
+        told, since = self._told.get(shard, (-1, now))
+        if told != epoch:
+            self._told[shard] = epoch, now
+            return True
+        return now < since + TELLING_SECONDS
 
     def has_scope(self, scope: Scope) -> bool:
         """Return whether the caller has `scope`."""

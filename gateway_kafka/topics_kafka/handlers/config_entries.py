@@ -2,10 +2,11 @@
 
 from collections.abc import Container, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from topics_kafka.configs import CONFIGS, Config, ConfigType, Source, default_of
 from topics_kafka.settings import KafkaSettings
+from topics_service.api.kafka import Broker
 
 
 def entries(
@@ -38,16 +39,33 @@ def _entry(config: Config, given: str | None, max_batch_bytes: int, with_synonym
     }
 
 
+_OF_ALL_BROKERS: Final = frozenset({
+    "advertised.listeners", "broker.id", "broker.rack", "default.replication.factor", "log.cleanup.policy",
+    "log.message.timestamp.type", "log.retention.bytes", "log.retention.ms", "min.insync.replicas", "node.id",
+})  # fmt: skip
+"""Configs that any broker knows of another one."""
+
+
 def broker_entries(
-    settings: KafkaSettings, host: str, port: int, names: Container[str] | None = None, *, synonyms: bool = True
+    settings: KafkaSettings,
+    broker: Broker,
+    replicas: int,
+    names: Container[str] | None = None,
+    *,
+    is_me: bool = True,
+    synonyms: bool = True,
 ) -> list[dict[str, Any]]:
-    """The settings of the server under Kafka's names. All are read-only."""
+    """The settings of a broker under Kafka's names, as far as this one knows them. All are read-only.
+
+    `replicas` is the number of nodes that have each partition.
+    """
     shown = [
-        ("advertised.listeners", f"{host}:{port}", ConfigType.STRING),
+        ("advertised.listeners", f"{broker.host}:{broker.port}", ConfigType.STRING),
         ("auto.create.topics.enable", str(settings.auto_create).lower(), ConfigType.BOOLEAN),
-        ("broker.id", str(settings.node_id), ConfigType.INT),
+        ("broker.id", str(broker.node_id), ConfigType.INT),
+        *([("broker.rack", broker.zone, ConfigType.STRING)] if broker.zone else []),
         ("connections.max.idle.ms", str(round(settings.idle_seconds * 1000)), ConfigType.LONG),
-        ("default.replication.factor", "1", ConfigType.INT),
+        ("default.replication.factor", str(replicas), ConfigType.INT),
         ("group.initial.rebalance.delay.ms", str(settings.initial_rebalance_ms), ConfigType.INT),
         ("group.max.session.timeout.ms", str(settings.max_session_timeout_ms), ConfigType.INT),
         ("group.min.session.timeout.ms", str(settings.min_session_timeout_ms), ConfigType.INT),
@@ -58,7 +76,7 @@ def broker_entries(
         ("max.connections", str(settings.max_connections), ConfigType.INT),
         ("message.max.bytes", str(settings.max_batch_bytes), ConfigType.INT),
         ("min.insync.replicas", "1", ConfigType.INT),
-        ("node.id", str(settings.node_id), ConfigType.INT),
+        ("node.id", str(broker.node_id), ConfigType.INT),
         ("num.partitions", str(settings.num_partitions), ConfigType.INT),
     ]
     return [
@@ -73,5 +91,5 @@ def broker_entries(
             "documentation": None,
         }
         for name, value, kind in shown
-        if names is None or name in names
+        if (names is None or name in names) and (is_me or name in _OF_ALL_BROKERS)
     ]

@@ -41,13 +41,16 @@ def handlers(server: ServerContext) -> HandlerTable:
 
 
 class ConfigHandlers:
-    """Handlers of configs: those of topics can be changed, those of the broker are read-only."""
+    """Handlers of configs: those of topics can be changed, those of brokers are read-only."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
 
     def describe(self, context: Context, version: int, request: Message) -> Message | Awaitable[Message]:
-        """Describe the configs of topics and of the broker, with the origin of each value."""
+        """Describe the configs of topics and of brokers, with the origin of each value.
+
+        Of another broker these are the ones that this one knows: its address, id and rack, and what none can change.
+        """
         names = [each["resource_name"] for each in request["resources"] if each["resource_type"] == _TOPIC]
         refreshed = self._server.catalog.refresh(names)
         return self._all_described(context, request) if refreshed is None else self._after(refreshed, context, request)
@@ -81,9 +84,15 @@ class ConfigHandlers:
             raise RefusedError(ErrorCode.INVALID_REQUEST, f"there are no resources of type {kind}")
         if not context.is_allowed(ApiKey.DESCRIBE_CONFIGS):
             raise RefusedError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "the API key may not see the broker's configs")
-        if name not in ("", str(settings.node_id)):
-            raise RefusedError(ErrorCode.INVALID_REQUEST, f"the broker is {settings.node_id}")
-        return broker_entries(settings, self._server.host, self._server.port, names, synonyms=synonyms)
+        server = self._server
+        me, nodes = server.me, server.views.brokers.nodes()
+        broker = me if name == "" else next((node for node in nodes if name == str(node.node_id)), None)
+        if broker is None:
+            known = ", ".join(str(node.node_id) for node in nodes)
+            message = f"the broker is {known}" if len(nodes) == 1 else f"the brokers are {known}"
+            raise RefusedError(ErrorCode.INVALID_REQUEST, message)
+        is_me = broker.node_id == me.node_id
+        return broker_entries(settings, broker, server.replicas, names, is_me=is_me, synonyms=synonyms)
 
     async def alter(self, context: Context, version: int, request: Message) -> Message:
         """Replace all overrides of topics: a config that is not named is reset to its default."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
-from topics_kafka.handlers.errors import error_of
+from topics_kafka.handlers.errors import LED, error_of
 from topics_kafka.handlers.fetch_sources import Source, fit, outcomes_of
 from topics_kafka.handlers.fetch_targets import Target
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
@@ -31,6 +31,10 @@ MAX_RENDERED_BYTES: Final = 8 << 20
 """Limit of the batches rendered for one response: their memory is not shared with other responses."""
 WAITING_WEIGHT: Final = 1 << 10
 """Bytes that a partition costs while a fetch waits for it."""
+ANSWER_SECONDS: Final = 1.0
+"""Time for another process to answer, unless the client waits longer anyway."""
+_ENDPOINTS_SINCE: Final = 16
+"""The first version whose response has the addresses of leaders. kafka-python ends at one that it does not know."""
 FEW: Final = 100
 """Number of partitions for which a fetch may always wait."""
 
@@ -49,13 +53,15 @@ def _fetch(cache: BatchCache, context: Context, version: int, body: Message) -> 
     if context.server.single is None:
         refreshed = context.server.refresh_unknown(body["topics"], "topic")
         if refreshed is not None:
-            return _once_known(cache, context, body, refreshed)
-    return Fetch(cache, context, body).serve()
+            return _once_known(cache, context, version, body, refreshed)
+    return Fetch(cache, context, version, body).serve()
 
 
-async def _once_known(cache: BatchCache, context: Context, body: Message, refreshed: Awaitable[None]) -> Message | None:
+async def _once_known(
+    cache: BatchCache, context: Context, version: int, body: Message, refreshed: Awaitable[None]
+) -> Message | None:
     await refreshed
-    answer = Fetch(cache, context, body).serve()
+    answer = Fetch(cache, context, version, body).serve()
     return answer if answer is None or isinstance(answer, dict) else await answer
 
 
@@ -72,7 +78,8 @@ class Fetch:
     `serve` returns the response or a future; cancelling the future ends the wait.
     """
 
-    def __init__(self, cache: BatchCache, context: Context, body: Message) -> None:
+    def __init__(self, cache: BatchCache, context: Context, version: int, body: Message) -> None:
+        self._names_leaders = context.server.cluster is not None and version >= _ENDPOINTS_SINCE
         server = self._server = context.server
         self._api = server.api
         self._cache = cache
@@ -85,11 +92,13 @@ class Fetch:
         self._due = False  # the response must not be delayed
         self._targets: list[Target] = []
         self._sources: dict[int, Source] = {}  # of other processes, by shard
-        self._response: Message = {"error_code": 0, "session_id": 0, "responses": self._topics(body)}
+        self._response: Message = {"error_code": 0, "session_id": 0}
+        self._response["responses"] = self._topics(body)
         self._steps = self._run()
         self._future: asyncio.Future[Message | None] | None = None
         self._sleeping = False
         self._over = False  # the wait has timed out, or the server is draining
+        self._late = False  # some process does not answer
         self._holds = 0  # its part of `ServerContext.waiting`
         self._woken: dict[Target, None] = {}
         self._arrived: list[Source] = []
@@ -157,6 +166,11 @@ class Fetch:
             self._sleeping = False
             asyncio.get_running_loop().call_soon(self._go_on, context=self._within)
 
+    def _give_up(self) -> None:
+        """Continue: some process does not answer."""
+        self._late = True
+        self._continue()
+
     def set(self) -> None:
         """End the wait: the server is draining."""
         self._wake(None)
@@ -202,25 +216,32 @@ class Fetch:
             for partition in asked["partitions"]:
                 target = Target(known or "", identity, partition, single, by_id=not name)
                 answers.append(target.answer)
-                wrong = code or self._server.epoch_error(partition.get("current_leader_epoch", -1))
+                wrong = code or self._server.epoch_error(
+                    partition.get("current_leader_epoch", -1), known or "", partition["partition"]
+                )
                 if wrong:
                     self._fail(target, wrong)
                     continue
+                if single is None and not self._locate(self._server.shards, target, partition):
+                    continue
                 self._targets.append(target)
-                if single is None:
-                    self._locate(self._server.shards, target)
             responses.append({"topic": name, "topic_id": topic_id, "partitions": answers})
         return responses
 
-    def _locate(self, shards: KafkaShards, target: Target) -> None:
-        """Note the engine of the target, or the shard to ask for it."""
+    def _locate(self, shards: KafkaShards, target: Target, partition: Message) -> bool:
+        """Note the engine of the target, or the shard to ask for it; return False if its client asks elsewhere."""
         target.api = shards.here(target.name, target.number)
         if target.api is None:
             shard = shards.shard(target.name, target.number)
+            knows_epoch = shards.brokers is None or partition.get("current_leader_epoch", -1) >= 0
+            if not knows_epoch and self._context.is_outdated(self._context.view, shard):
+                self._fail(target, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                return False
             source = self._sources.get(shard)
             if source is None:
                 source = self._sources[shard] = Source(shards, shard, self._max_bytes, self._take_note)
             source.targets.append(target)
+        return True
 
     def _is_enough(self) -> bool:
         return self._due or self._nbytes >= self._wanted
@@ -295,6 +316,9 @@ class Fetch:
             "aborted_transactions": None,
             "records": b"",
         }
+        if self._names_leaders and code in LED:
+            shard = self._server.shard(target.name, target.number)
+            self._context.view.lead(self._response, target.answer, shard)
 
     def _code(self, target: Target, error: TopicsError) -> ErrorCode:
         code = error_of(error)
@@ -344,11 +368,21 @@ class Fetch:
             yield from self._answers()
 
     def _answers(self) -> Iterator[_Pause]:
-        """Wait for the calls of other processes that are under way."""
-        while any(source.is_asked for source in self._sources.values()) or self._arrived:
-            if not self._arrived:
-                yield _Pause.NEWS
-            self._taken()
+        """Wait for the calls of other processes that are under way. One that takes long holds up no other partition."""
+        self._late = False
+        timer = background.call_later(max(self._wait_seconds, ANSWER_SECONDS), self._give_up)
+        try:
+            while not self._late and (self._arrived or any(source.is_asked for source in self._sources.values())):
+                if not self._arrived:
+                    yield _Pause.NEWS
+                self._taken()
+        finally:
+            timer.cancel()
+        for source in self._sources.values():
+            if source.is_asked:
+                source.leave()
+                for target in source.targets:
+                    self._fail(target, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def _taken(self) -> list[Source]:
         """Take over what other processes have read; returns the sources of that."""

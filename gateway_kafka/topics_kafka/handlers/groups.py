@@ -51,7 +51,7 @@ class MemberHandlers:
         self._membership = server.membership
 
     def find_coordinator(self, context: Context, version: int, request: Message) -> Answer:
-        """Name the only broker as the coordinator, also of transactions, which InitProducerId refuses."""
+        """Name the broker of a group's shard as its coordinator; also of transactions, which InitProducerId refuses."""
         kind = request.get("key_type", _GROUP)
         if version >= 4:
             found = [self._coordinator(context, kind, key) for key in request["coordinator_keys"]]
@@ -66,8 +66,11 @@ class MemberHandlers:
         if kind == _GROUP and not context.is_allowed(ApiKey.FIND_COORDINATOR, key):
             message = "the API key may not touch this group"
             return {**no_coordinator, "error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "error_message": message}
-        server = self._server
-        coordinator = {"node_id": server.settings.node_id, "host": server.host, "port": server.port}
+        found, _ = context.view.leader(self._server.group_shard(key))
+        if found is None:
+            message = "the coordinator moves to another broker"
+            return {**no_coordinator, "error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE, "error_message": message}
+        coordinator = {"node_id": found.node_id, "host": found.host, "port": found.port}
         return {"key": key, **coordinator, "error_code": ErrorCode.NONE}
 
     # --- classic groups

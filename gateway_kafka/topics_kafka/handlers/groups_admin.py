@@ -6,11 +6,12 @@ from typing import Any, Final
 
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext, operations
 from topics_kafka.handlers.answers import answered
-from topics_kafka.handlers.errors import group_error_of
+from topics_kafka.handlers.errors import group_error_of, list_error_of
 from topics_kafka.handlers.waves import in_waves
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_service.api.catalog import uuid_of
 from topics_service.api.membership import GroupLine, settled
+from topics_service.api.running import LostCallError
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.membership.members import GroupView, MemberView
 
@@ -129,7 +130,10 @@ class GroupAdminHandlers:
     # --- list and delete
 
     def list(self, context: Context, _version: int, request: Message) -> Answer:
-        """List the groups that the caller may access, filtered by state and type if any are given."""
+        """List the groups that the caller may access, filtered by state and type if any are given.
+
+        Clients ask all brokers, so each lists the groups that it is shown as the coordinator of.
+        """
         if not context.is_allowed(ApiKey.LIST_GROUPS):
             return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "groups": []}
         states = {state.casefold() for state in request.get("states_filter") or ()}
@@ -144,10 +148,18 @@ class GroupAdminHandlers:
             return {"error_code": ErrorCode.NONE, "groups": groups}
 
         return answered(
-            lambda: self._membership.listing(context.principal.prefixes),
+            lambda: self._membership.listing(context.principal.prefixes, shards=self._listed_shards(context)),
             listed,
-            lambda refusal: {"error_code": group_error_of(refusal), "groups": []},
+            lambda refusal: {"error_code": list_error_of(refusal), "groups": []},
         )
+
+    def _listed_shards(self, context: Context) -> Sequence[int] | None:
+        """The shards whose groups this broker lists for the client; None for all."""
+        server = self._server
+        if server.cluster is None:
+            return None
+        view = context.view
+        return [shard for shard in range(server.shards.shard_count) if view.is_answered_here(shard)]
 
     async def delete(self, context: Context, _version: int, request: Message) -> Message:
         """Delete groups without members, and their positions."""
@@ -161,6 +173,8 @@ class GroupAdminHandlers:
             reply = await self._server.api.groups.delete(name, principal=context.principal)
         except TopicsError as refusal:
             return {"group_id": name, "error_code": group_error_of(refusal)}
+        except LostCallError:  # it may be repeated
+            return {"group_id": name, "error_code": ErrorCode.NOT_COORDINATOR}
         return {"group_id": name, "error_code": ErrorCode.NONE if reply.deleted else ErrorCode.GROUP_ID_NOT_FOUND}
 
 

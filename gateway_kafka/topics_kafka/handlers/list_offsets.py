@@ -83,7 +83,7 @@ def _answer(queries: _Queries | None, context: Context, version: int, body: Mess
             if ts < 0 and version < _SINCE.get(ts, version + 1):
                 answer["error_code"] = ErrorCode.UNSUPPORTED_VERSION
                 continue
-            show = partial(_show, server, answer, partition.get("current_leader_epoch", -1))
+            show = partial(_show, server, answer, name, partition.get("current_leader_epoch", -1))
             api = server.here(name, number)
             if api is None:
                 assert queries is not None, "there are several shards"
@@ -97,14 +97,15 @@ def _answer(queries: _Queries | None, context: Context, version: int, body: Mess
     return {"topics": topics}
 
 
-def _show(server: ServerContext, answer: dict[str, Any], epoch: int, outcome: OffsetOutcome) -> None:
+def _show(server: ServerContext, answer: dict[str, Any], name: str, epoch: int, outcome: OffsetOutcome) -> None:
     found, error = outcome
     if error is not None:
         answer["error_code"] = error_of(error)
         return
     assert found is not None, "it is one or the other"
-    answer["error_code"] = server.epoch_error(epoch)
+    number = answer["partition_index"]
+    answer["error_code"] = server.epoch_error(epoch, name, number)
     if not answer["error_code"]:
         offset, time = found
         answer |= {"offset": offset, "timestamp": time}
-        answer["leader_epoch"] = NO_OFFSET if offset == NO_OFFSET else server.leader_epoch
+        answer["leader_epoch"] = NO_OFFSET if offset == NO_OFFSET else server.epoch(name, number)

@@ -1,10 +1,10 @@
-"""Metadata and DescribeCluster: topics, partitions and the broker. Metadata may create missing topics."""
+"""Metadata and DescribeCluster: topics, partitions and brokers. Metadata may create missing topics."""
 
 from collections.abc import Awaitable, Mapping
-from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
+from topics_kafka.brokers import BrokerView
 from topics_kafka.handlers import Context, HandlerTable, ServerContext, operations
 from topics_kafka.handlers.waves import in_waves
 from topics_kafka.names import is_kafka_name
@@ -24,7 +24,7 @@ def handlers(server: ServerContext) -> HandlerTable:
 
 
 class MetadataHandlers:
-    """Metadata handlers. The only broker leads all partitions and coordinates all groups, for clients in any zone."""
+    """Metadata handlers. Clients that name their zone learn of the brokers of that zone only, admins among them."""
 
     def __init__(self, server: ServerContext) -> None:
         self._server = server
@@ -35,10 +35,11 @@ class MetadataHandlers:
         A missing topic is created with one partition if the request allows it (before version 4 every request does)
         and the caller has the scope `write`; otherwise it is UNKNOWN_TOPIC_OR_PARTITION.
         """
+        context.epochs = self._server.epochs()
         asked = request["topics"]
         if asked is None or (version == 0 and not asked):
-            topics = self._server.catalog.within(context.prefixes)
-            found = [self._described(context, topic, request) for topic in topics]
+            topics, view = self._server.catalog.within(context.prefixes), context.view
+            found = [self._described(context, view, topic, request) for topic in topics]
             return self._response(context, request, found)
         missing = self._missing(context, asked)
         refreshed = self._refresh(asked, missing)
@@ -64,17 +65,17 @@ class MetadataHandlers:
         return self._response(context, request, self._asked(context, version, request, {}))
 
     def describe_cluster(self, context: Context, version: int, request: Message) -> Message:
-        """Describe the only broker."""
+        """Describe the brokers that the client sees."""
         if version >= 1 and request["endpoint_type"] != _BROKERS:
             return {"error_code": ErrorCode.INVALID_REQUEST, "error_message": "there are no separate controllers"}
-        server = self._server
+        view = context.view
         asked = request["include_cluster_authorized_operations"]
         return {
             "error_code": ErrorCode.NONE,
             "endpoint_type": _BROKERS,
-            "cluster_id": server.cluster_id,
-            "controller_id": server.settings.node_id,
-            "brokers": [{"broker_id": server.settings.node_id, "host": server.host, "port": server.port}],
+            "cluster_id": self._server.cluster_id,
+            "controller_id": view.controller,
+            "brokers": view.listed("broker_id"),
             "cluster_authorized_operations": operations.on_cluster(context) if asked else operations.NOT_ASKED,
         }
 
@@ -116,66 +117,53 @@ class MetadataHandlers:
         self, context: Context, version: int, request: Message, failed: Mapping[str, ErrorCode]
     ) -> list[Message]:
         found: dict[str | UUID | None, Message] = {}
+        view = context.view
         for entry in request["topics"]:
             name, topic_id = entry["name"], entry.get("topic_id")
             if name is None:
-                found[topic_id] = self._by_id(context, version, topic_id, request)
+                found[topic_id] = self._by_id(context, view, version, topic_id, request)
             elif name not in found:
-                found[name] = self._by_name(context, name, failed, request)
+                found[name] = self._by_name(context, view, name, failed, request)
         return list(found.values())
 
-    def _by_name(self, context: Context, name: str, failed: Mapping[str, ErrorCode], request: Message) -> Message:
+    def _by_name(
+        self, context: Context, view: BrokerView, name: str, failed: Mapping[str, ErrorCode], request: Message
+    ) -> Message:
         if not context.is_allowed(ApiKey.METADATA, name):
             return {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED, "name": name}
         topic = self._server.catalog.find(name)
         if topic is not None:
-            return self._described(context, topic, request)
+            return self._described(context, view, topic, request)
         if not is_kafka_name(name):
             return {"error_code": ErrorCode.INVALID_TOPIC_EXCEPTION, "name": name}
         return {"error_code": failed.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "name": name}
 
-    def _by_id(self, context: Context, version: int, topic_id: UUID | None, request: Message) -> Message:
+    def _by_id(
+        self, context: Context, view: BrokerView, version: int, topic_id: UUID | None, request: Message
+    ) -> Message:
         topic = self._server.catalog.find(None, topic_id)
         if topic is not None and context.is_allowed(ApiKey.METADATA, topic.name):
-            return self._described(context, topic, request)
+            return self._described(context, view, topic, request)
         code = ErrorCode.UNKNOWN_TOPIC_ID if topic is None else ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return {"error_code": code, "name": None if version >= 12 else "", "topic_id": topic_id}
 
-    def _described(self, context: Context, topic: TopicView, request: Message) -> Message:
+    def _described(self, context: Context, view: BrokerView, topic: TopicView, request: Message) -> Message:
         asked = request.get("include_topic_authorized_operations", False)
         return {
             "error_code": ErrorCode.NONE,
             "name": topic.name,
             "topic_id": uuid_of(topic.identity.topic_id),
-            "partitions": _partitions(
-                self._server.settings.node_id, self._server.leader_epoch, topic.identity.partition_count
-            ),
+            "partitions": self._server.partitions(view, topic),
             "topic_authorized_operations": operations.on_topics(context) if asked else operations.NOT_ASKED,
         }
 
     def _response(self, context: Context, request: Message, topics: list[Message]) -> Message:
-        server = self._server
+        view = context.view
         asked = request.get("include_cluster_authorized_operations", False)
         return {
-            "brokers": [{"node_id": server.settings.node_id, "host": server.host, "port": server.port}],
-            "cluster_id": server.cluster_id,
-            "controller_id": server.settings.node_id,
+            "brokers": view.listed(),
+            "cluster_id": self._server.cluster_id,
+            "controller_id": view.controller,
             "topics": topics,
             "cluster_authorized_operations": operations.on_cluster(context) if asked else operations.NOT_ASKED,
         }
-
-
-@lru_cache(maxsize=64)
-def _partitions(node_id: int, leader_epoch: int, count: int) -> list[dict[str, Any]]:
-    """The partitions of a topic with `count` partitions. Cached: do not modify."""
-    return [
-        {
-            "error_code": ErrorCode.NONE,
-            "partition_index": index,
-            "leader_id": node_id,
-            "leader_epoch": leader_epoch,
-            "replica_nodes": [node_id],
-            "isr_nodes": [node_id],
-        }
-        for index in range(count)
-    ]

@@ -17,7 +17,7 @@ from topics_service.api.kafka_logs import BatchOutcome, NamedBatch
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import LOG_APPEND_TIME, TIMESTAMP_TYPE, BatchReply, BatchRequest
 from topics_service.engine.clock import Clock, SystemClock
-from topics_service.engine.errors import TopicsError, partition_not_found
+from topics_service.engine.errors import Reason, TopicsError, partition_not_found
 from topics_service.engine.producers import SequenceError
 from topics_service.storage import recordbatch
 from topics_service.storage.recordbatch import Header, InvalidBatchError
@@ -141,6 +141,7 @@ class Produce:
     ) -> Generator[None, None, None]:
         """Append the batches and fill in the response. Yields before each batch but the first."""
         refused = _refused(body)
+        view = None if self._server.cluster is None else context.view
         first = True
         for data in body["topic_data"]:
             name, topic_id = data.get("name"), data.get("topic_id")
@@ -165,7 +166,10 @@ class Produce:
                         assert elsewhere is not None, "there are several shards"
                         batch = NamedBatch(request=request, topic_id="" if name else topic.identity.topic_id)
                         shard = self._server.shards.shard(topic.name, number)
-                        elsewhere.add(shard, batch, partial(_show, response, answer))
+                        if view is not None and context.is_outdated(view, shard):
+                            view.lead(response, answer, shard)
+                            raise RefusedError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another broker leads the partition")
+                        elsewhere.add(shard, batch, partial(_show, context, response, answer, shard))
                         continue
                     reply, ticket = api.append_batch(request)
                     answer |= _appended(reply)
@@ -252,12 +256,18 @@ def _appended(reply: BatchReply) -> dict[str, Any]:
     }
 
 
-def _show(response: Message, answer: dict[str, Any], outcome: BatchOutcome) -> None:
+def _show(context: Context, response: Message, answer: dict[str, Any], shard: int, outcome: BatchOutcome) -> None:
     """Fill in the outcome of a batch in another process."""
     try:
         answer |= _appended(outcome.result())
     except (SequenceError, TopicsError) as error:
         _fail(response, answer, error)
+        if context.server.cluster is not None:
+            if answer["error_code"] == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                context.view.lead(response, answer, shard)
+            elif answer["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR:
+                # The node has lost the shard: whether the batch is in the log, the next owner finds.
+                answer["error_code"] = ErrorCode.REQUEST_TIMED_OUT
 
 
 def _fail(
@@ -266,7 +276,8 @@ def _fail(
     """Fill in the error of a batch."""
     if isinstance(error, TopicsError):
         answer |= _failed(error_of(error), error.message)
-        response["throttle_time"] = max(response["throttle_time"], error.retry_after_ms or 0)
+        if error.reason is not Reason.NOT_READY:  # which is of one shard, and a client would hold back all
+            response["throttle_time"] = max(response["throttle_time"], error.retry_after_ms or 0)
     elif isinstance(error, RefusedError):
         answer |= _failed(error.code, str(error), error.records)
     elif isinstance(error, InvalidBatchError):

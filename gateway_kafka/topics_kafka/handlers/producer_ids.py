@@ -7,7 +7,7 @@ from typing import Any
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.answers import answered
 from topics_kafka.handlers.elsewhere import Elsewhere, completed
-from topics_kafka.handlers.errors import error_of
+from topics_kafka.handlers.errors import error_of, id_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_net.loop_budget import run_in_slices
 from topics_service.api.kafka_logs import LATEST, OffsetOutcome, ProducersOutcome, offset_of
@@ -35,7 +35,7 @@ def _init_producer_id(server: ServerContext, context: Context, _version: int, bo
         return _no_id(code)
     if not context.is_allowed(ApiKey.INIT_PRODUCER_ID):
         return _no_id(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    return answered(partial(_new_id, server), _given, lambda error: _no_id(error_of(error)))
+    return answered(partial(_new_id, server), _given, lambda error: _no_id(id_error_of(error)))
 
 
 def _new_id(server: ServerContext) -> int | Awaitable[int]:
@@ -131,7 +131,7 @@ def _offset_for_leader_epoch(context: Context, _version: int, body: Message) -> 
             if not context.is_allowed(ApiKey.OFFSET_FOR_LEADER_EPOCH, name):
                 answer["error_code"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
                 continue
-            show = partial(_show_end, server, answer, partition)
+            show = partial(_show_end, server, answer, name, partition)
             api = server.here(name, number)
             if api is None:
                 assert queries is not None, "there are several shards"
@@ -146,13 +146,15 @@ def _offset_for_leader_epoch(context: Context, _version: int, body: Message) -> 
     return completed(response, queries)
 
 
-def _show_end(server: ServerContext, answer: dict[str, Any], partition: Message, outcome: OffsetOutcome) -> None:
+def _show_end(
+    server: ServerContext, answer: dict[str, Any], name: str, partition: Message, outcome: OffsetOutcome
+) -> None:
     found, error = outcome
     if error is not None:
         answer["error_code"] = error_of(error)
         return
     assert found is not None, "it is one or the other"
-    epoch = partition["leader_epoch"]
-    answer["error_code"] = server.epoch_error(partition["current_leader_epoch"])
-    if not answer["error_code"] and 0 <= epoch <= server.leader_epoch:
+    epoch, number = partition["leader_epoch"], partition["partition"]
+    answer["error_code"] = server.epoch_error(partition["current_leader_epoch"], name, number)
+    if not answer["error_code"] and 0 <= epoch <= server.epoch(name, number):
         answer |= {"leader_epoch": epoch, "end_offset": found[0]}

@@ -63,15 +63,24 @@ class RecordsAdminHandlers:
         return reply.earliest_seq - 1, ErrorCode.NONE
 
     def describe_log_dirs(self, context: Context, version: int, request: Message) -> Answer:
-        """Return the bytes of records in each partition. All are in one directory."""
+        """Return the bytes of records in each partition that this broker is shown as the leader of.
+
+        Clients ask each broker for its own ones. All are in one directory.
+        """
         if not context.is_allowed(ApiKey.DESCRIBE_LOG_DIRS):
             return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "results": []}
         server = self._server
         queries = None if server.single is not None else _Queries(server.shards.sizes, lambda _error: 0)
-        topics = [
-            {"name": topic.name, "partitions": [self._sized(topic, partition, queries) for partition in partitions]}
-            for topic, partitions in self._asked(context, request["topics"])
-        ]
+        view = None if server.cluster is None else context.view
+        topics = []
+        for topic, partitions in self._asked(context, request["topics"]):
+            sized = [
+                self._sized(topic, partition, queries)
+                for partition in partitions
+                if view is None or view.is_answered_here(server.shard(topic.name, partition))
+            ]
+            if sized or view is None:
+                topics.append({"name": topic.name, "partitions": sized})
         response = {"results": [{"error_code": ErrorCode.NONE, "log_dir": _LOG_DIR, "topics": topics}]}
         return completed(response, queries)
 

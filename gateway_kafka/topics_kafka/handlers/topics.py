@@ -36,7 +36,7 @@ class TopicHandlers:
     # --------------------------------------------------------------- create
 
     async def create(self, context: Context, version: int, request: Message) -> Message:
-        """Create topics. The timeout of the request is ignored: there are no other brokers to wait for."""
+        """Create topics. The timeout of the request is ignored: the server has its own."""
         names = Counter(entry["name"] for entry in request["topics"])
         entries_by_name = {entry["name"]: entry for entry in request["topics"]}
         work = (
@@ -69,7 +69,7 @@ class TopicHandlers:
             "name": name,
             "error_code": ErrorCode.NONE,
             "num_partitions": count,
-            "replication_factor": 1,
+            "replication_factor": self._server.replicas,
             "configs": entries(given, self._server.settings),
         }
         if not context.is_allowed(ApiKey.DESCRIBE_CONFIGS, name):
@@ -106,8 +106,7 @@ class TopicHandlers:
     def _count(self, entry: Message) -> int:
         count, copies, assignments = entry["num_partitions"], entry["replication_factor"], entry["assignments"]
         if not assignments:
-            if copies not in (_UNSET, 1):
-                raise RefusedError(ErrorCode.INVALID_REPLICATION_FACTOR, "there is one broker, so one replica")
+            self._check_copies(copies)
             return int(self._server.settings.num_partitions if count == _UNSET else count)
         if count != _UNSET or copies != _UNSET:
             raise RefusedError(
@@ -121,7 +120,20 @@ class TopicHandlers:
         self._check_assignments(assignments)
         return len(assignments)
 
+    def _check_copies(self, copies: int) -> None:
+        """The number of nodes with a replica is that of the cluster; a topic may ask for as many as there are nodes."""
+        most = len(self._server.views.brokers.nodes())
+        if copies != _UNSET and not 1 <= copies <= most:
+            message = (
+                "there is one broker, so one replica"
+                if self._server.cluster is None
+                else f"there are {most} brokers, so at most {most} replicas"
+            )
+            raise RefusedError(ErrorCode.INVALID_REPLICATION_FACTOR, message)
+
     def _check_assignments(self, assignments: list[dict[str, Any]]) -> None:
+        if self._server.cluster is not None:
+            raise RefusedError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "the cluster itself assigns partitions to brokers")
         me = self._server.settings.node_id
         if any(each["broker_ids"] != [me] for each in assignments):
             raise RefusedError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"every partition is on broker {me}, the only one")

@@ -23,7 +23,7 @@ from topics_client.connection import (
 from topics_client.errors import UnavailableError
 from topics_client.positions import Positions
 from topics_client.retry import Patience, Retry
-from topics_client.routes import Link, Route, RoutedMethod, Routes, route_of
+from topics_client.routes import Link, Route, RoutedMethod, Routes
 from topics_proto.v1.admin_service_pb2_grpc import AdminServiceStub
 from topics_proto.v1.group_service_pb2_grpc import GroupServiceStub
 from topics_proto.v1.queue_service_pb2_grpc import QueueServiceStub
@@ -55,12 +55,14 @@ class AsyncConnection:
         timeout: float = 30.0,
         retry: Retry = DEFAULT_RETRY,
         positions: Positions | None = None,
+        follow_owners: bool = True,
     ) -> None:
         """See Connection."""
         self.address = address
         self.timeout = timeout
         self.retry = retry
         self._positions = positions
+        self._follow_owners = follow_owners
         self._metadata = (("authorization", address.authorization),) if address.authorization else ()
         self._blocking: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -73,8 +75,14 @@ class AsyncConnection:
     @cached_property
     def _routes(self) -> Routes:
         self._loop = asyncio.get_running_loop()
-        options = options_of(self.address)
-        return Routes(self.address, lambda node: _Link(node, options, self._closing))
+
+        def link(node: Address) -> Link:
+            return _Link(node, options_of(self.address, node), self._closing)
+
+        return Routes(self.address, link, follow_owners=self._follow_owners)
+
+    def _route(self, request: Message) -> Route:
+        return Route(self._routes, self._metadata, self._positions, request)
 
     @property
     def _channel(self) -> grpc.aio.Channel:
@@ -128,13 +136,15 @@ class AsyncConnection:
         deadline = timeout or self.timeout
         while True:
             try:
-                route = route_of(self._routes, self._positions, self._metadata, request)
-                with self._errors(route, deadline):
-                    call = _on(route.link, method)(request, timeout=deadline, metadata=route.metadata)
-                    answer = await call
-                    self._routes.answered(route.link, await call.initial_metadata())
-                    route.note(await call.trailing_metadata())
-                    return cast("_Response", answer)
+                route = self._route(request)
+                try:
+                    with self._errors(route, deadline):
+                        call = _on(route.link, method)(request, timeout=deadline, metadata=route.metadata)
+                        answer = await call
+                        route.note(await call.initial_metadata(), await call.trailing_metadata())
+                        return cast("_Response", answer)
+                finally:
+                    route.end()
             except UnavailableError as error:
                 if patience.moves(error):
                     continue
@@ -163,11 +173,15 @@ class AsyncConnection:
         started: Callable[[Callable[[], object]], None] | None = None,
     ) -> AsyncIterator[AsyncIterator[_Response]]:
         """See Connection.stream."""
-        route = route_of(self._routes, self._positions, self._metadata, request)
-        with self._errors(route):
-            call = _on(route.link, method)(request, metadata=route.metadata)
-        if started:
-            started(call.cancel)
+        route = self._route(request)
+        try:
+            with self._errors(route):
+                call = _on(route.link, method)(request, metadata=route.metadata)
+            if started:
+                started(call.cancel)
+        except BaseException:
+            route.end()
+            raise
 
         async def answers() -> AsyncIterator[_Response]:
             is_first = True
@@ -176,22 +190,21 @@ class AsyncConnection:
                     with self._errors(route):
                         async with asyncio.timeout(silence):
                             answer = await call.read()
-                        if is_first:
-                            self._routes.answered(route.link, await call.initial_metadata())
-                            is_first = False
                         if answer is grpc.aio.EOF:
-                            route.note(await call.trailing_metadata())
+                            route.note(await call.initial_metadata(), await call.trailing_metadata())
                 except TimeoutError:
                     raise UnavailableError("unavailable", f"no answer for {silence:g} s") from None
                 if answer is grpc.aio.EOF:
                     return
-                route.came()
+                route.came(await call.initial_metadata() if is_first else None)
+                is_first = False
                 yield cast("_Response", answer)
 
         try:
             yield answers()
         finally:
             call.cancel()
+            route.end()
 
     @contextmanager
     def _errors(self, route: Route, timeout: float | None = None) -> Iterator[None]:
@@ -201,9 +214,7 @@ class AsyncConnection:
             yield
         except grpc.RpcError as error:
             if isinstance(error, grpc.aio.AioRpcError):
-                self._routes.answered(route.link, error.initial_metadata())
-                self._routes.failed(route.link, error.code())
-                route.note(error.trailing_metadata())
+                route.note(error.initial_metadata(), error.trailing_metadata(), error.code())
             raise route.failure(error, timeout) from None
         except (grpc.aio.UsageError, ValueError) as error:
             if self._closed:  # the error that gRPC raises for a closed channel
@@ -218,7 +229,13 @@ class AsyncConnection:
     def blocking(self) -> Connection:
         """Return a blocking connection to the same server; it is closed along with this one."""
         if self._blocking is None:
-            self._blocking = Connection(self.address, timeout=self.timeout, retry=self.retry, positions=self._positions)
+            self._blocking = Connection(
+                self.address,
+                timeout=self.timeout,
+                retry=self.retry,
+                positions=self._positions,
+                follow_owners=self._follow_owners,
+            )
         return self._blocking
 
     async def close(self) -> None:

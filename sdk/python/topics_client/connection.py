@@ -16,7 +16,7 @@ from topics_client.errors import TopicsError, UnavailableError, from_rpc
 from topics_client.idempotency import is_repeatable as is_declared_repeatable
 from topics_client.positions import Positions
 from topics_client.retry import Patience, Retry
-from topics_client.routes import Link, Route, RoutedMethod, Routes, route_of
+from topics_client.routes import CONNECT_SECONDS, Link, Route, RoutedMethod, Routes
 from topics_proto.v1.admin_service_pb2_grpc import AdminServiceStub
 from topics_proto.v1.group_service_pb2_grpc import GroupServiceStub
 from topics_proto.v1.queue_service_pb2_grpc import QueueServiceStub
@@ -41,6 +41,19 @@ SEVERAL_OPTIONS: Final = (*CHANNEL_OPTIONS, ("grpc.min_reconnect_backoff_ms", 2_
 """Those of a channel to one node of several: the time to connect, 20 s by default, is the time until the next is tried.
 """
 
+OWNER_OPTIONS: Final = (
+    *((name, value) for name, value in SEVERAL_OPTIONS if not name.startswith("grpc.keepalive_")),
+    ("grpc.keepalive_time_ms", 11_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+)
+"""Those of a channel to an owner: a machine that is gone is noticed sooner, as another node would forward the call."""
+
+_NO_ANSWER: Final = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
+
 DEFAULT_RETRY: Final = Retry()
 ONCE: Final = Retry(seconds=0)
 
@@ -62,17 +75,17 @@ class Connection:
         timeout: float = 30.0,
         retry: Retry = DEFAULT_RETRY,
         positions: Positions | None = None,
+        follow_owners: bool = True,
     ) -> None:
         """`timeout` is the deadline of each attempt of a unary call, in seconds. With `positions`, reads are answered
-        by the configured node of a cluster."""
+        by the configured node of a cluster. Without `follow_owners` all calls go to configured nodes."""
         self.address = address
         self.timeout = timeout
         self.retry = retry
         self._positions = positions
         self._metadata = (("authorization", address.authorization),) if address.authorization else ()
         self._closed = False
-        options = options_of(address)
-        self._routes = Routes(address, lambda node: _Link(node, options))
+        self._routes = Routes(address, lambda node: _Link(node, options_of(address, node)), follow_owners=follow_owners)
         channel = cast("grpc.Channel", self._routes)
         self.topics = TopicsServiceStub(channel)
         self.queues = QueueServiceStub(channel)
@@ -100,12 +113,15 @@ class Connection:
         deadline = timeout or self.timeout
         while True:
             try:
-                route = route_of(self._routes, self._positions, self._metadata, request)
-                with self._errors(route, deadline):
-                    answer, call = _on(route.link, method).with_call(request, timeout=deadline, metadata=route.metadata)
-                    self._routes.answered(route.link, call.initial_metadata())
-                    route.note(call.trailing_metadata())
-                    return cast("_Response", answer)
+                route = self._route(request)
+                try:
+                    with self._errors(route, deadline):
+                        made = _on(route.link, method)
+                        answer, call = made.with_call(request, timeout=deadline, metadata=route.metadata)
+                        route.note(call.initial_metadata(), call.trailing_metadata())
+                        return cast("_Response", answer)
+                finally:
+                    route.end()
             except UnavailableError as error:
                 if not patience.moves(error) and not patience.waited(error):
                     raise
@@ -132,16 +148,18 @@ class Connection:
         timeout: float | None = None,
     ) -> "grpc.Future[_Response]":
         """Start one attempt without blocking and return gRPC's future. `failure` translates its RpcError."""
-        route = route_of(self._routes, self._positions, self._metadata, request)
-        future: Any = _on(route.link, method).future(request, timeout=timeout or self.timeout, metadata=route.metadata)
-        future.add_done_callback(lambda done: self._note(route, done))
+        route = self._route(request)
+        try:
+            made = _on(route.link, method)
+            future: Any = made.future(request, timeout=timeout or self.timeout, metadata=route.metadata)
+        except BaseException:
+            route.end()
+            raise
+        future.add_done_callback(lambda done: _ended(route, done))
         return cast("grpc.Future[_Response]", future)
 
-    def _note(self, route: Route, done: Any) -> None:
-        """Note what a call says of the owner and of its position."""
-        self._routes.answered(route.link, done.initial_metadata())
-        self._routes.failed(route.link, done.code())
-        route.note(done.trailing_metadata())
+    def _route(self, request: Message | None = None) -> Route:
+        return Route(self._routes, self._metadata, self._positions, request)
 
     def failure(self, error: grpc.RpcError) -> TopicsError:
         """Translate a gRPC error to a TopicsError."""
@@ -159,17 +177,20 @@ class Connection:
         """Iterate over the responses of a streaming call, which ends with the context. A broken stream raises
         TopicsError: resuming is up to the caller. If given, `silence` is the number of seconds to wait for a response
         before the stream counts as broken. `started` receives a function that cancels the call from any thread."""
-        route = route_of(self._routes, self._positions, self._metadata, request)
-        with self._errors(route):
-            call = _on(route.link, method)(request, metadata=route.metadata)
-        if started:
-            started(call.cancel)
-        with self._answers(route, call) as answers:
-            if silence is None:
-                yield answers
-            else:
-                with _Watch(call, silence) as watch:
-                    yield watch.over(answers)
+        route = self._route(request)
+        try:
+            with self._errors(route):
+                call = _on(route.link, method)(request, metadata=route.metadata)
+            if started:
+                started(call.cancel)
+            with self._answers(route, call) as answers:
+                if silence is None:
+                    yield answers
+                else:
+                    with _Watch(call, silence) as watch:
+                        yield watch.over(answers)
+        finally:
+            route.end()
 
     @contextmanager
     def exchange(
@@ -177,11 +198,14 @@ class Connection:
     ) -> Iterator[Iterator[_Response]]:
         """Make a bidirectional streaming call, otherwise as `stream`. A gRPC thread reads `requests` and blocks in it;
         end it when the context ends."""
-        route = route_of(self._routes, self._positions, self._metadata)
-        with self._errors(route):
-            call = _on(route.link, method)(requests, metadata=route.metadata)
-        with self._answers(route, call) as answers:
-            yield answers
+        route = self._route()
+        try:
+            with self._errors(route):
+                call = _on(route.link, method)(requests, metadata=route.metadata)
+            with self._answers(route, call) as answers:
+                yield answers
+        finally:
+            route.end()
 
     @contextmanager
     def _answers(self, route: Route, call: Any) -> Iterator[Iterator[Any]]:
@@ -189,12 +213,10 @@ class Connection:
             is_first = True
             with self._errors(route):
                 for answer in call:
-                    if is_first:
-                        self._routes.answered(route.link, call.initial_metadata())
-                        is_first = False
-                    route.came()
+                    route.came(call.initial_metadata() if is_first else None)
+                    is_first = False
                     yield answer
-                route.note(call.trailing_metadata())
+                route.note(call.initial_metadata(), call.trailing_metadata())
 
         try:
             yield answers()
@@ -207,7 +229,7 @@ class Connection:
             yield
         except grpc.RpcError as error:
             if isinstance(error, grpc.Call):
-                self._note(route, error)
+                route.note(error.initial_metadata(), error.trailing_metadata(), error.code())
             raise route.failure(error, timeout) from None  # gRPC's own message says the same, less clearly
         except ValueError as error:
             if self._closed:  # the error that gRPC raises for a closed channel
@@ -274,8 +296,10 @@ def is_repeatable(request: Message, said: bool | None) -> bool:
     return is_declared_repeatable(request) if said is None else said
 
 
-def options_of(address: Address) -> Sequence[tuple[str, int]]:
-    """The options of channels to the nodes of an address."""
+def options_of(address: Address, node: Address) -> Sequence[tuple[str, int]]:
+    """The options of a channel to a node of an address, or to an owner."""
+    if node not in address.nodes:
+        return OWNER_OPTIONS
     return SEVERAL_OPTIONS if address.others else CHANNEL_OPTIONS
 
 
@@ -294,25 +318,32 @@ def credentials_of(address: Address) -> grpc.ChannelCredentials | None:
 
 
 class _Link(Link):
-    """A link whose state gRPC reports from a thread of its own, until it is connected."""
+    """A link that is connected once its server answers whether it serves, in whatever way."""
 
     def __init__(self, address: Address, options: Sequence[tuple[str, int]]) -> None:
         super().__init__(address, _channel(address, options))
-        self._state: grpc.ChannelConnectivity | None = None
+        self._is_connected = False
+        self._probe: Any = None
 
     def is_ready(self) -> bool:
-        if self._state is None:
-            self._state = grpc.ChannelConnectivity.IDLE
-            self.channel.subscribe(self._changed, try_to_connect=True)
-        return self._state is grpc.ChannelConnectivity.READY
+        if not self._is_connected and self._probe is None:
+            check = self.channel.unary_unary("/grpc.health.v1.Health/Check")
+            self._probe = check.future(b"", timeout=CONNECT_SECONDS, wait_for_ready=True)
+            self._probe.add_done_callback(self._probed)
+        return self._is_connected
 
-    def _changed(self, state: grpc.ChannelConnectivity) -> None:
-        self._state = state
-        if state is grpc.ChannelConnectivity.READY:
-            self.channel.unsubscribe(self._changed)
+    def _probed(self, done: Any) -> None:
+        self._is_connected = done.code() not in _NO_ANSWER
+        self._probe = None
 
     def _close(self) -> None:
         self.channel.close()
+
+
+def _ended(route: Route, done: Any) -> None:
+    """Take note of a call that was started."""
+    route.note(done.initial_metadata(), done.trailing_metadata(), done.code())
+    route.end()
 
 
 def _on(link: Link, method: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Routes of calls to a cluster: to a configured node, or straight to the node that its answers name as the owner.
+"""Routes of calls to a cluster: to a configured node, or straight to the node that answers named as the owner.
 
-A node that does not own the shard forwards a call and names the owner in the initial metadata of the answer. A single
+A node forwards a call that another one owns, and names that one in the metadata of the answer: see `owners`. A single
 server names none, so there is one route.
 """
 
@@ -16,17 +16,19 @@ from google.protobuf.message import Message
 
 from topics_client.address import Address
 from topics_client.errors import TopicsError, from_rpc
+from topics_client.owners import AVOID_SECONDS, EVERYTHING, Hints, Key, key_of, owner_in
 from topics_client.positions import POSITION, Positions, is_read_to_end
-
-OWNER: Final = "x-topics-owner"
-"""The initial metadata that names the owner, as host:port."""
 
 Metadata = tuple[tuple[str, str], ...]
 
-_CONNECT_SECONDS: Final = 5.0
-_AVOID_SECONDS: Final = 30.0
-_MAX_LEFT: Final = 2
+CONNECT_SECONDS: Final = 5.0
+"""Time for a connection to an owner."""
+_IDLE_SECONDS: Final = 300.0
+_SWEEP_SECONDS: Final = 30.0
+_MAX_OWNERS: Final = 32
+_MAX_LEFT: Final = 32
 _FAILED: Final = frozenset((grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED))
+_DETAILS: Final = "grpc-status-details-bin"  # a server has answered
 
 
 class Link(ABC):
@@ -35,7 +37,11 @@ class Link(ABC):
     def __init__(self, address: Address, channel: Any) -> None:
         self.address = address
         self.channel = channel
-        self.since = time.monotonic()
+        self.since: float | None = None
+        """The time since which it has been found not to be connected."""
+        self.used = time.monotonic()
+        self.calls = 0
+        """Calls under way to it as an owner, and `used` the time of the last of them."""
         self._methods: dict[RoutedMethod, Any] = {}
         self._is_closed = False
         self._lock = Lock()
@@ -75,7 +81,7 @@ class RoutedMethod:
         self._routes = routes
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Call it on the present route."""
+        """Call it on the configured node, or on the owner of everything."""
         return self._routes.current().bind(self)(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
@@ -83,22 +89,26 @@ class RoutedMethod:
 
 
 class Routes:
-    """The links of one connection: one to each configured node that was needed, and at most four others. Thread-safe.
+    """The links of one connection: one to each configured node that was needed, and a bounded number to owners.
+    Thread-safe.
 
-    The owner's link is used once it is connected, so an address that can't be reached from here costs no call. When a
+    An owner's link is used once it is connected, so an address that can't be reached from here costs no call. When a
     call on it fails because the node is unavailable, the next calls go to the configured node, and that owner is not
     tried for half a minute. When one fails that way at a configured node, the next of them takes its place.
     """
 
-    def __init__(self, address: Address, connect: Callable[[Address], Link]) -> None:
+    def __init__(self, address: Address, connect: Callable[[Address], Link], *, follow_owners: bool = True) -> None:
+        """Without `follow_owners` all calls go to configured nodes."""
         self._connect = connect
         self._nodes = address.nodes
-        self._links: dict[Address, Link] = {}
+        self._links: dict[Address, Link] = {}  # to configured nodes
         self._configured = self._links[self._nodes[0]] = connect(self._nodes[0])
-        self._owner: Link | None = None
-        self._coming: Link | None = None  # not connected yet
-        self._left: list[Link] = []  # calls may still run on them
-        self._avoided = ("", 0.0)
+        self._follows = follow_owners
+        self._hints = Hints()
+        self._owners: dict[str, Link] = {}
+        self._left: list[Link] = []  # calls still run on them
+        self._closing: list[Link] = []
+        self._sweep_at = time.monotonic() + _SWEEP_SECONDS
         self._away_until = 0.0  # the only configured node
         self._lock = Lock()
         self._closed = False
@@ -120,115 +130,190 @@ class Routes:
         return RoutedMethod(self, "stream_stream", arguments, options)
 
     def current(self) -> Link:
-        """The link for the next call."""
-        if self._coming is not None:
-            self._look()
-        return self._owner or self._configured
+        """The link for a call that nothing is known of."""
+        with self._lock:
+            return self._owner_of(EVERYTHING, time.monotonic()) or self._configured
 
-    def nearest(self) -> Link:
-        """The link for a read that any node may answer: to the configured node, unless that has failed."""
-        return self.current() if time.monotonic() < self._away_until else self._configured
+    def begin(self, key: Key, *, is_anywhere: bool = False) -> tuple[Link, bool]:
+        """The link for the next call, and whether it is one to an owner, for which `end` is due.
+
+        A read that any node may answer goes to the configured node, unless that has failed.
+        """
+        if self._closing:
+            self._close_left()
+        if not len(self._hints):
+            return self._configured, False
+        now = time.monotonic()
+        if is_anywhere and now >= self._away_until:
+            return self._configured, False
+        with self._lock:
+            if now > self._sweep_at:
+                self._sweep(now)
+            link = self._owner_of(key, now)
+            if link is None:
+                return self._configured, False
+            link.calls += 1
+            link.used = now
+            return link, True
+
+    def end(self, link: Link) -> None:
+        """Take note of a call to an owner that has ended."""
+        with self._lock:
+            link.calls -= 1
+            if not link.calls and link in self._left:
+                self._left.remove(link)
+                self._closing.append(link)
 
     @property
-    def others(self) -> int:
-        """The number of nodes that a call which reached none can be sent to next."""
-        return len(self._nodes) - 1 + (self._owner is not None)
+    def nodes(self) -> int:
+        """The number of configured nodes."""
+        return len(self._nodes)
 
-    def answered(self, link: Link, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
-        """Take note of the initial metadata of an answer that came over `link`."""
-        for name, value in metadata or ():
-            if name == OWNER:
-                self._named(str(value))
+    def answered(
+        self,
+        key: Key,
+        initial: Iterable[tuple[str, str | bytes]] | None,
+        trailing: Iterable[tuple[str, str | bytes]] | None = (),
+    ) -> None:
+        """Take note of the metadata of an answer."""
+        if not self._follows:
+            return
+        of_all, of_key = owner_in(initial), owner_in(trailing)
+        if not of_all and (not of_key or key == EVERYTHING):
+            return
+        with self._lock:
+            if of_all:
+                self._learn(EVERYTHING, of_all)
+            else:
+                self._learn(key, of_key)
 
-    def failed(self, link: Link, code: grpc.StatusCode) -> None:
-        """Take note of the status of a call over `link`."""
+    def failed(self, link: Link, key: Key, code: grpc.StatusCode, *, is_answered: bool) -> None:
+        """Take note of the status of a call over `link`, which may be an answer of its server."""
         if code not in _FAILED:
             return
         with self._lock:
-            if link is self._owner:
-                self._avoided = (link.address.target, time.monotonic() + _AVOID_SECONDS)
-                self._owner = None
-                self._leave(link)
-            elif link is self._configured and len(self._nodes) == 1:
-                self._away_until = time.monotonic() + _AVOID_SECONDS
-            elif link is self._configured and not self._closed:
-                node = self._nodes[(self._nodes.index(link.address) + 1) % len(self._nodes)]
-                if node not in self._links:
-                    self._links[node] = self._connect(node)
-                self._configured = self._links[node]
+            is_known = link is not self._configured or self._owners.get(link.address.target) is link
+            if is_known and not (is_answered and code is grpc.StatusCode.UNAVAILABLE):
+                self._avoid(link)
+            if link is not self._configured:
+                self._hints.forget(key)
+            elif len(self._nodes) == 1:
+                self._away_until = time.monotonic() + AVOID_SECONDS
+            elif not self._closed:
+                at = self._nodes.index(link.address) + 1
+                self._configured = self._link_of(self._nodes[at % len(self._nodes)])
 
     def close(self) -> None:
         """Close all links."""
         with self._lock:
             self._closed = True
-            links = [*self._links.values(), self._owner, self._coming, *self._left]
-            self._owner, self._coming, self._left = None, None, []
+            links = [*self._links.values(), *self._owners.values(), *self._left, *self._closing]
+            self._owners, self._left, self._closing = {}, [], []
         for link in links:
-            if link is not None:
-                link.close()
+            link.close()
 
-    def _named(self, target: str) -> None:
-        """Connect to the owner in the background, unless that is done, or it has failed a short time ago."""
-        avoided, until = self._avoided
-        if target == avoided and time.monotonic() < until:
+    def _close_left(self) -> None:
+        with self._lock:
+            links, self._closing = self._closing, []
+        for link in links:
+            link.close()
+
+    # ------------------------------------------------------------------ owners, with the lock held
+
+    def _owner_of(self, key: Key, now: float) -> Link | None:
+        """The link to the owner of a key, once it is connected; the owner is avoided if that takes too long."""
+        target = self._hints.find(key)
+        link = self._owners.get(target) if target else None
+        if link is None or link is self._configured:
+            return None
+        if link.is_ready():
+            link.since = None
+            return link
+        if link.since is None:
+            link.since = now
+        elif now - link.since > CONNECT_SECONDS:
+            self._avoid(link)
+        return None
+
+    def _learn(self, key: Key, target: str) -> None:
+        """Remember an owner, and connect to it in the background unless it has failed a short time ago."""
+        if self._closed or self._hints.is_avoided(target):
             return
-        with self._lock:
-            known = [link for link in (self._owner or self._configured, self._coming) if link is not None]
-            if self._closed or any(link.address.target == target for link in known):
+        if target not in self._owners:
+            link = self._connected(target)
+            if link is None:
                 return
-            if self._coming is not None:
-                self._coming.close()
-                self._coming = None
-            if target == self._configured.address.target:
-                if self._owner is not None:
-                    self._leave(self._owner)
-                    self._owner = None
-                return
-            host, _, port = target.rpartition(":")
-            if host and port.isdecimal():
-                own = self._configured.address
-                self._coming = self._connect(replace(own, host=host.strip("[]"), port=int(port)))
+            self._owners[target] = link
+            if link is not self._configured and not link.is_ready():
+                link.since = time.monotonic()
+        self._hints.learn(key, target)
 
-    def _look(self) -> None:
-        """Change to the owner if it is connected; give up if it takes too long."""
-        with self._lock:
-            coming = self._coming
-            if coming is None:
-                return
-            if coming.is_ready():
-                if self._owner is not None:
-                    self._leave(self._owner)
-                self._owner, self._coming = coming, None
-            elif time.monotonic() - coming.since > _CONNECT_SECONDS:
-                self._avoided = (coming.address.target, time.monotonic() + _AVOID_SECONDS)
-                self._coming = None
-                coming.close()
+    def _connected(self, target: str) -> Link | None:
+        """A link to a node that was named; None if there can't be one."""
+        for node in self._nodes:
+            if node.target == target:
+                return self._link_of(node)
+        host, _, port = target.rpartition(":")
+        if not host or not port.isdecimal():
+            return None
+        if len(self._owners) >= _MAX_OWNERS:
+            self._sweep(time.monotonic(), idle_seconds=0)
+            if len(self._owners) >= _MAX_OWNERS:
+                return None
+        return self._connect(replace(self._nodes[0], host=host.strip("[]"), port=int(port)))
+
+    def _link_of(self, node: Address) -> Link:
+        """The link to a configured node."""
+        if node not in self._links:
+            self._links[node] = self._connect(node)
+        return self._links[node]
+
+    def _avoid(self, link: Link) -> None:
+        """Leave a node that can't be reached alone for a while."""
+        target = link.address.target
+        self._hints.avoid(target)
+        if self._owners.get(target) is link:
+            del self._owners[target]
+            self._leave(link)
 
     def _leave(self, link: Link) -> None:
-        self._left.append(link)
+        """Close a link of an owner when its calls have ended.
+
+        The next call does it: to close a channel waits for what runs on it, and this may be a callback of gRPC.
+        """
+        if link in self._links.values():
+            return
+        (self._left if link.calls else self._closing).append(link)
         if len(self._left) > _MAX_LEFT:
-            self._left.pop(0).close()
+            self._closing.append(self._left.pop(0))
+
+    def _sweep(self, now: float, idle_seconds: float = _IDLE_SECONDS) -> None:
+        """Close links to owners that are not used."""
+        self._sweep_at = now + _SWEEP_SECONDS
+        for target, link in [*self._owners.items()]:
+            if not link.calls and now - link.used >= idle_seconds:
+                del self._owners[target]
+                self._leave(link)
 
 
 class Route:
-    """The way of one call: its link, its metadata, and what it says of the client's position."""
+    """The way of one call: its link, its metadata, and what its answer says of owners and of the client's position.
+    `end` is due when the call is over."""
 
     def __init__(
-        self,
-        link: Link,
-        others: int,
-        metadata: Metadata,
-        positions: Positions | None = None,
-        *,
-        is_read_to_end: bool = False,
+        self, routes: Routes, metadata: Metadata, positions: Positions | None = None, request: Message | None = None
     ) -> None:
-        self.link = link
-        self.metadata = metadata
-        self._others = others
+        """Without a `request` it is for a stream of them."""
+        self._routes = routes
         self._positions = positions
         self._began = 0 if positions is None else positions.begin()
-        self._is_read_to_end = is_read_to_end
+        self._is_read_to_end = positions is not None and request is not None and is_read_to_end(request)
         self._has_come = False
+        wanted = None if positions is None or request is None else positions.wanted(request)
+        self.metadata = metadata if wanted is None else (*metadata, (POSITION, wanted))
+        self._key = key_of(request)
+        self.link, self._is_owner = routes.begin(self._key, is_anywhere=wanted is not None)
+        self._others = routes.nodes - (not self._is_owner)
 
     def failure(self, error: grpc.RpcError, timeout: float | None = None) -> TopicsError:
         """Translate gRPC's error of the call, see `from_rpc`."""
@@ -236,24 +321,31 @@ class Route:
         found._others = self._others
         return found
 
-    def came(self) -> None:
-        """Take note of an answer of a stream, whose position comes with the end, or not at all."""
+    def came(self, initial: Iterable[tuple[str, str | bytes]] | None = ()) -> None:
+        """Take note of an answer of a stream, whose position comes with the end, or not at all, and of the initial
+        metadata with the first."""
         if self._positions is not None and not (self._has_come and self._is_read_to_end):
             self._began = self._positions.forget()
             self._has_come = True
+        if initial:
+            self._routes.answered(self._key, initial)
 
-    def note(self, trailing: Iterable[tuple[str, str | bytes]] | None) -> None:
-        """Take note of the trailing metadata."""
+    def note(
+        self,
+        initial: Iterable[tuple[str, str | bytes]] | None,
+        trailing: Iterable[tuple[str, str | bytes]] | None,
+        code: grpc.StatusCode = grpc.StatusCode.OK,
+    ) -> None:
+        """Take note of the end of the call."""
+        if code is not grpc.StatusCode.OK:
+            is_answered = any(name == _DETAILS for name, _ in trailing or ())
+            self._routes.failed(self.link, self._key, code, is_answered=is_answered)
+        self._routes.answered(self._key, initial, trailing)
         if self._positions is not None:
             self._positions.note(self._began, trailing)
 
-
-def route_of(routes: Routes, positions: Positions | None, metadata: Metadata, request: Message | None = None) -> Route:
-    """The route of a call; without a `request`, which is for a stream of them."""
-    if positions is None or request is None:
-        return Route(routes.current(), routes.others, metadata, positions)
-    wanted, is_whole = positions.wanted(request), is_read_to_end(request)
-    if wanted is None:
-        return Route(routes.current(), routes.others, metadata, positions, is_read_to_end=is_whole)
-    marked = (*metadata, (POSITION, wanted))
-    return Route(routes.nearest(), routes.others, marked, positions, is_read_to_end=is_whole)
+    def end(self) -> None:
+        """Let go of the link. Idempotent."""
+        if self._is_owner:
+            self._is_owner = False
+            self._routes.end(self.link)

@@ -1,4 +1,8 @@
-"""The doors of a node, which live as long as it does: each call is served here or passed on to the owner."""
+"""The doors of a node, which live as long as it does.
+
+In a cluster with one shard each call is served here, or passed on to the owner as a whole. With several shards all
+calls are served here, by an API that calls the owners of the shards: `serve` gives it to the doors.
+"""
 
 import logging
 import socket
@@ -15,17 +19,18 @@ from topics_kafka.handlers import Answer, Context, Handler, ServerContext
 from topics_kafka.listener import KafkaServer
 from topics_kafka.protocol import Message
 from topics_server.interceptors import Make
-from topics_server.listeners import kafka_server
+from topics_server.listeners import Served, kafka_server
 from topics_server.node import positions
 from topics_server.node.gate import LostShardError
 from topics_server.node.place import Place
 from topics_server.node.reads import FollowerReads
-from topics_server.node.term import Term
+from topics_server.node.term import SoleTerm, Term
 from topics_server.resources import Resources
-from topics_server.settings import default
+from topics_server.settings import Settings, default
 from topics_service.api.grpc.calls import Calls
 from topics_service.api.grpc.handlers import OUR_METHODS
 from topics_service.api.grpc.handlers import Handler as GrpcHandler
+from topics_service.api.kafka import KafkaShards
 from topics_service.api.request_context import HEADER_BYTES, begin
 from topics_service.engine.errors import TopicsError
 from topics_service.statistics import NodeStatistics
@@ -36,6 +41,12 @@ _PROBES: Final = frozenset((b"/v0/health", b"/healthz", b"/v0/ready", b"/readyz"
 _OWN_CALLS: Final = frozenset(f"/topics.v1.AdminService/{name}" for name in ("GetCluster", "MoveShard", "DrainNode"))
 _PROBE_CALLS: Final = frozenset(f"/topics.v1.AdminService/{name}" for name in ("GetHealth", "GetReady", "GetMetrics"))
 _KAFKA_DRAIN_SECONDS: Final = 0.2
+
+
+def broker_id(settings: Settings) -> int:
+    """The broker id of this node: the one of the settings, or else the one that its name gives."""
+    is_default = settings.kafka_node_id == default("kafka_node_id")
+    return node_id(settings.node_name) if is_default else settings.kafka.node_id
 
 
 class HttpDoor:
@@ -55,8 +66,16 @@ class HttpDoor:
         self._probes = probes
         self._reads = reads
         self._statistics = statistics
+        self._app: ASGIApp | None = None
+
+    def serve(self, app: ASGIApp) -> None:
+        """Serve everything by an application from now on."""
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is not None:
+            await self._app({**scope}, receive, send)  # the connection keeps its scope, in which Starlette puts the app
+            return
         try:
             wanted = positions.of_request(scope)
         except TopicsError as error:
@@ -70,7 +89,7 @@ class HttpDoor:
                 return
             receive, term = rest, await self._place.arrived()
         if term is not None and (term.gate.is_open or await _is_owner(term)):
-            await term.serve(scope, receive, positions.stating(send, term.position))
+            await _sole(term).serve(scope, receive, positions.stating(send, term.position))
         elif _is_probe(scope):
             await self._probes(scope, receive, send)
         else:
@@ -90,6 +109,11 @@ class GrpcDoor(grpc.aio.ServerInterceptor):
         self._forwarder = forwarder
         self._own = own
         self._statistics = statistics
+        self._calls: Calls | None = None
+
+    def serve(self, calls: Calls) -> None:
+        """Serve everything but the node's own calls by these from now on."""
+        self._calls = calls
 
     async def intercept_service(
         self,
@@ -100,6 +124,8 @@ class GrpcDoor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if not method.startswith(OUR_METHODS):
             return await continuation(handler_call_details)
+        if self._calls is not None:
+            return await (self._own if method in _OWN_CALLS else self._calls).find(handler_call_details)
         term = self._place.term
         if method in _OWN_CALLS or (term is None and method in _PROBE_CALLS):
             return await self._own.find(handler_call_details)
@@ -109,7 +135,7 @@ class GrpcDoor(grpc.aio.ServerInterceptor):
                 return local
             term = await self._place.arrived()
         if term is not None and (term.gate.is_open or await _is_owner(term)):
-            return positions.stating_handler(await term.calls.find(handler_call_details), term.position)
+            return positions.stating_handler(await _sole(term).calls.find(handler_call_details), term.position)
         self._statistics.forwarded["grpc"] += 1
         return self._forwarder.handler(method)
 
@@ -121,9 +147,7 @@ class KafkaDoor:
         """`splice` makes what passes connections on."""
         settings = resources.settings
         self._resources = resources
-        self._node_id = settings.kafka.node_id
-        if settings.kafka_node_id == default("kafka_node_id"):
-            self._node_id = node_id(settings.node_name)
+        self._node_id = broker_id(settings)
         self._splice = splice
         self._server: KafkaServer | None = None
         self._passing: Splice | None = None
@@ -151,6 +175,14 @@ class KafkaDoor:
         )
         await self._server.start()
 
+    async def serve_shards(self, served: Served, api: KafkaShards) -> None:
+        """Serve Kafka here for good, on all shards. Raises TopicsError, OSError."""
+        sock = self._resources.kafka_socket
+        if sock is not None:
+            await self._pause()
+            self._server = kafka_server(self._resources, served, api, sock.dup(), node_id=self._node_id)
+            await self._server.start()
+
     async def pass_on(self, seconds: float = _KAFKA_DRAIN_SECONDS) -> None:
         """Pass connections on from now on; those that were served here end, after what takes no longer."""
         sock = self._resources.kafka_socket
@@ -173,6 +205,12 @@ class KafkaDoor:
             await server.stop(seconds)
         if passing is not None:
             await passing.stop()
+
+
+def _sole(term: Term) -> SoleTerm:
+    """The ownership of the only shard."""
+    assert isinstance(term, SoleTerm), "with several shards calls run on an API of their own"
+    return term
 
 
 def _is_probe(scope: Scope) -> bool:

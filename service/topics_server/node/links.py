@@ -10,8 +10,11 @@ import grpc
 from topics_cluster.trust import MIN_SECRET_BYTES
 from topics_server.secret_files import SecretsError, lines_of, read_file
 from topics_server.settings import Settings
+from topics_service.api.audit import AuditLog
+from topics_service.engine.errors import Reason
 
 _SETTING: Final = "TOPICS_CLUSTER_SECRET_FILE"
+_CONNECT_ACTION: Final = "node.connect"
 
 
 def read_secrets(path: str) -> Sequence[bytes]:
@@ -20,6 +23,13 @@ def read_secrets(path: str) -> Sequence[bytes]:
     if not values or any(len(value) < MIN_SECRET_BYTES for value in values):
         raise SecretsError(f"{_SETTING} {path}: there must be a secret of at least {MIN_SECRET_BYTES} bytes")
     return values
+
+
+def note_refused(audit: AuditLog | None, peer: str, cause: str) -> None:
+    """Log that a connection to the port of nodes was refused."""
+    if audit is not None:
+        facts = {"peer": peer, "cause": cause}
+        audit.write(_CONNECT_ACTION, facts, outcome="refused", reason=Reason.UNAUTHORIZED.code)
 
 
 class PeerTls:
@@ -35,8 +45,11 @@ class PeerTls:
         self._key = settings.tls_key_file or settings.tls_cert_file
         self._client_ca = settings.tls_client_ca_file
 
-    def context(self) -> ssl.SSLContext | None:
-        """For a connection of HTTP; None if the ports have no TLS. Raises OSError."""
+    def context(self, protocol: str = "http/1.1") -> ssl.SSLContext | None:
+        """For a connection of this protocol, by the name that ALPN has for it; None if the ports have no TLS.
+
+        Raises OSError.
+        """
         if not self._cert:
             return None
         context = ssl.create_default_context(cafile=self._cert)
@@ -44,7 +57,7 @@ class PeerTls:
             context.load_verify_locations(self._client_ca)
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.load_cert_chain(self._cert, self._key)
-        context.set_alpn_protocols(["http/1.1"])
+        context.set_alpn_protocols([protocol])
         return context
 
     def credentials(self) -> grpc.ChannelCredentials | None:

@@ -1,8 +1,8 @@
-"""The place of the shard, as the doors of a node see it."""
+"""The place of a shard, as the doors of a node see it."""
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from topics_cluster.coordinator import Addresses
 from topics_cluster.owner_search import HOLD_SECONDS
@@ -17,6 +17,8 @@ class Place:
         """The ownership of this node; doors serve requests from it."""
         self.is_refused = False
         """True while the owner refuses what this node passes on."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when the shard is somewhere else than before."""
         self._owner: Addresses | None = None
         self._coming: asyncio.Future[Term | None] | None = None
         self._found: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
@@ -25,6 +27,11 @@ class Place:
         """The addresses of the owner, which may be this node; an awaitable of them while there is none. See
         `OwnerSource`."""
         return asyncio.shield(self._found) if self._owner is None else self._owner
+
+    @property
+    def addresses(self) -> Addresses | None:
+        """The addresses of the owner, which may be this node; None while there is none."""
+        return self._owner
 
     @property
     def is_known(self) -> bool:
@@ -57,7 +64,9 @@ class Place:
         coming, self._coming = self._coming, None
         if coming is not None:
             coming.set_result(self.term)
-        self._owner = owner
+        changed, self._owner = owner != self._owner, owner
+        if changed:
+            self.on_change()
         if owner is None:
             if self._found.done():
                 self._found = asyncio.get_running_loop().create_future()

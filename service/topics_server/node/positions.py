@@ -70,6 +70,7 @@ class StatingContext:
         self.inner = context
         self.position = position
         """None leaves the metadata to the node that answers the call."""
+        self._given: tuple[tuple[str, str | bytes], ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -77,6 +78,11 @@ class StatingContext:
     @property
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return () if self.position is None else ((POSITION, encode(self.position())),)
+
+    def set_trailing_metadata(self, trailing_metadata: tuple[tuple[str, str | bytes], ...]) -> None:
+        """See ServicerContext."""
+        self._given = trailing_metadata
+        self.inner.set_trailing_metadata(trailing_metadata)
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, str | bytes], ...] = ()
@@ -88,7 +94,7 @@ class StatingContext:
     def end(self) -> None:
         """Note that the call has succeeded."""
         if self.position is not None:
-            self.inner.set_trailing_metadata(self._metadata)
+            self.inner.set_trailing_metadata((*self._given, *self._metadata))
 
 
 def stating_handler(handler: Handler, position: Position | None = None) -> Handler:

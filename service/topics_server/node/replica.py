@@ -467,6 +467,7 @@ class Replica:
             await term.start(self._set_serving)
             is_announced = await announcing
             await self._connections.serve(term)
+            term.open()
             self._place.here(term, self._me.addresses)
             self._set_role("owning")
             self._statistics.takeovers += 1

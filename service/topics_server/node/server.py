@@ -23,23 +23,25 @@ from topics_cluster.s3 import S3Bucket
 from topics_cluster.store import ShardStore
 from topics_cluster.takeover import Ownership
 from topics_cluster.trust import Secret, Signer, Verifier
-from topics_gateway.app import create_probes
+from topics_gateway.app import create_app, create_probes
 from topics_gateway.transport import HttpServer
 from topics_net import background
 from topics_server.errors import StartError
 from topics_server.listeners import announce, announce_kafka, gateway_settings, grpc_port, http_server, start_grpc
 from topics_server.node.admin import NodeAdmin
-from topics_server.node.doors import GrpcDoor, HttpDoor, KafkaDoor
+from topics_server.node.composition import NodeComposition
+from topics_server.node.doors import GrpcDoor, HttpDoor, KafkaDoor, broker_id
 from topics_server.node.links import PeerTls, read_secrets
 from topics_server.node.peers import PeerHandlers, is_refused
 from topics_server.node.polls import Polls
 from topics_server.node.probes import NodeProbes
 from topics_server.node.reads import reader_addresses
 from topics_server.node.shard import NodeParts, NodeShard
+from topics_server.node.shard_term import ShardTerm
 from topics_server.node.shards import Shards
-from topics_server.node.term import Term
+from topics_server.node.term import SoleTerm, Term
 from topics_server.node.views import Views
-from topics_server.ports import bracketed
+from topics_server.ports import advertised_address, bind, bracketed
 from topics_server.reload import Readers, Reload, SighupHandler
 from topics_server.resources import Resources
 from topics_server.secret_files import SecretsError
@@ -49,9 +51,10 @@ from topics_service import __version__
 from topics_service.api.audit import AuditLog
 from topics_service.api.grpc.calls import Calls, Services
 from topics_service.api.grpc.guard import caller
-from topics_service.api.grpc.server import GrpcPort, create_admin_calls
+from topics_service.api.grpc.server import GrpcPort, create_admin_calls, create_calls
 from topics_service.api.observers import Observers
 from topics_service.engine.clock import Clock
+from topics_service.engine.errors import TopicsError
 from topics_service.engine.placement import Place
 from topics_service.statistics import NodeStatistics
 from topics_service.storage import shardfiles
@@ -59,8 +62,6 @@ from topics_service.storage.store import StoreError
 
 log: Final = logging.getLogger("topics.cluster")
 
-SERVED_SHARDS = 1
-"""The most shards of a cluster that this release serves: the doors know one. Tests allow more."""
 _RETRY_SECONDS: Final = 1.0
 
 Connect = Callable[[Settings], tuple[Bucket, Coordinator]]
@@ -150,6 +151,7 @@ class _Running:
         self._bucket = bucket
         self._coordinator = coordinator
         self._session: Session | None = None
+        self._composition: NodeComposition | None = None
         self.http_port = self.grpc_port = 0
         self.statistics = NodeStatistics()
         self._views = Views()
@@ -216,8 +218,8 @@ class _Running:
     async def listen(self) -> None:
         """Open the doors: calls are held until there is an owner. Raises StartError."""
         settings, host = self._settings, bracketed(self._settings.node_host)
-        first = self.shards[0]  # the doors know one shard
-        door = GrpcDoor(first.place, first.grpc, self._own_calls, first.reads, self.statistics)
+        first = self.shards[0]  # the only one, as far as is known
+        self._grpc_door = door = GrpcDoor(first.place, first.grpc, self._own_calls, first.reads, self.statistics)
         # The port is known only once it is bound, and others sign for it.
         grpc_verifier, http_verifier = Verifier(self._secret, ""), Verifier(self._secret, "")
         services = Services()
@@ -226,8 +228,8 @@ class _Running:
         self.grpc_port = await start_grpc(self._grpc, settings, calls)
         grpc_verifier.audience = f"{host}:{self.grpc_port}"
         probes = create_probes(self._probes, gateway_settings(settings), self._authorizer)
-        app = HttpDoor(first.place, first.http, probes, first.reads, self.statistics)
-        self._http = http_server(self._resources, ForwardedRequests(app, http_verifier, self._audit))
+        self._http_door = HttpDoor(first.place, first.http, probes, first.reads, self.statistics)
+        self._http = http_server(self._resources, ForwardedRequests(self._http_door, http_verifier, self._audit))
         self.http_port = self._http.port
         http_verifier.audience = f"{host}:{self.http_port}"
         await self._http.start()
@@ -244,15 +246,12 @@ class _Running:
         settings, host = self._settings, bracketed(self._settings.node_host)
         me = Node(
             name=settings.node_name,
-            addresses=Addresses(
-                http=f"{host}:{self.http_port}",
-                grpc=f"{host}:{self.grpc_port}",
-                kafka=f"{host}:{self.kafka.port}" if self.kafka.port else "",
-            ),
+            addresses=self._addresses(host),
             zone=settings.cluster_zone,
             version=__version__,
             formats=(objects.READABLE[0], objects.newest()),
             capacity=settings.cluster_capacity,
+            number=broker_id(settings),
         )
         session: Session | None = None
         while self._session is None:
@@ -261,6 +260,8 @@ class _Running:
                     found = await self._identity()
                     await asyncio.to_thread(self._lay_out, found.shards)
                     me = replace(me, cluster=found.id, shards=found.shards)
+                if me.shards > 1 and self._composition is None:
+                    me = await self._compose(me, host)
                 await self._check_others(me)
                 session = session or await self._coordinator.session(settings.cluster_lease_seconds)
                 await session.register(me)
@@ -273,7 +274,72 @@ class _Running:
         assert session is not None, "it was registered"
         self.shards.begin(me, session, settings.cluster_followers)
         self._tasks = [background.start(self._measure(session))]
+        if self._composition is not None:
+            self._serve_shards(self._composition)
         log.info("node %s of the cluster %s at %s", me.name, settings.cluster, me.addresses.grpc)
+
+    def _addresses(self, host: str) -> Addresses:
+        """The addresses of this node at its host, but for that of calls on shards."""
+        port, advertised = self.kafka.port, ""
+        if port:
+            name, number = advertised_address(self._settings, port)
+            advertised = f"{bracketed(name)}:{number}"
+        return Addresses(
+            http=f"{host}:{self.http_port}",
+            grpc=f"{host}:{self.grpc_port}",
+            kafka=f"{host}:{port}" if port else "",
+            kafka_advertised=advertised,
+        )
+
+    # ----------------------------------------------------- several shards
+
+    async def _compose(self, me: Node, host: str) -> Node:
+        """Take calls on shards; return the node with the address of that. Raises StartError."""
+        settings = self._settings
+        sock = bind(settings.host, settings.cluster_port, "TOPICS_CLUSTER_PORT")
+        me = replace(me, addresses=replace(me.addresses, shards=f"{host}:{sock.getsockname()[1]}"))
+        composition = NodeComposition(
+            self._resources,
+            me,
+            secret=self._secret,
+            tls=PeerTls(settings),
+            views=self._views,
+            places=lambda: {shard.number: shard.place for shard in self.shards},
+            is_ready=lambda: self.shards.is_ready,
+            authorizer=self._authorizer,
+            statistics=self.statistics,
+        )
+        try:
+            await composition.open(sock)
+        except OSError as error:
+            raise StartError(f"TOPICS_CLUSTER_PORT: {error}") from None
+        self._composition = composition
+        return me
+
+    def _serve_shards(self, composition: NodeComposition) -> None:
+        """Let the doors serve all shards from now on; that of Kafka once all topics are known."""
+        self.shards.on_view = composition.heard
+        for shard in self.shards:
+            shard.place.on_change = composition.moved
+        composition.heard()
+        calls = create_calls(
+            composition.api,
+            authorizer=self._authorizer,
+            cluster=self._admin,
+            observer=self._resources.traces.grpc,
+        )
+        settings = gateway_settings(self._settings)
+        app = create_app(composition.api, settings, self._authorizer.cancelling(), calls)
+        self._http_door.serve(self._resources.traces.app(app))
+        self._grpc_door.serve(calls)
+        if self.kafka.port:
+            self._tasks.append(background.start(self._serve_kafka(composition)))
+
+    async def _serve_kafka(self, composition: NodeComposition) -> None:
+        try:
+            await self.kafka.serve_shards(composition, await composition.kafka())
+        except (OSError, TopicsError):
+            log.exception("Kafka is not served")
 
     async def _identity(self) -> Identity:
         """The identity of the cluster. Raises StartError unless the store is fit for clusters, and holds this one."""
@@ -282,10 +348,6 @@ class _Running:
             found = await identity.load(self._bucket)
         except (UnfitStoreError, IdentityError) as error:
             raise self._store_error(error) from None
-        if found.shards > SERVED_SHARDS:
-            raise self._store_error(
-                f"the cluster has {found.shards} shards, and nodes of this release serve clusters with {SERVED_SHARDS}"
-            )
         return found
 
     def _lay_out(self, shards: int) -> None:
@@ -346,20 +408,37 @@ class _Running:
 
     def _make_term(self, shard: NodeShard, store: ShardStore, ownership: Ownership) -> Term:
         assert self._session is not None
-        count = len(self.shards)
-        return Term(
-            self._resources if count == 1 else self._resources.for_shard(shard.number, count),
+        composition, count = self._composition, len(self.shards)
+        if composition is None:
+            return SoleTerm(
+                self._resources,
+                self._clock,
+                store,
+                ownership,
+                bucket=self._bucket,
+                session=self._session,
+                authorizer=self._authorizer,
+                cluster=self._admin,
+                bulk_readers=lambda: self._bulk_readers(shard),
+                statistics=self.statistics,
+            )
+        term = ShardTerm(
+            self._resources.for_shard(shard.number, count),
             self._clock,
             store,
             ownership,
             bucket=self._bucket,
             session=self._session,
             authorizer=self._authorizer,
-            cluster=self._admin,
-            bulk_readers=lambda: self._bulk_readers(shard),
             statistics=self.statistics,
-            place=Place(shard.number, len(self.shards)),
+            place=Place(shard.number, count),
+            lag=composition.lag,
+            elsewhere=composition.elsewhere(shard.number),
+            enter=composition.enter,
+            leave=composition.leave,
         )
+        composition.connect(term.core)
+        return term
 
     def _bulk_readers(self, shard: NodeShard) -> Sequence[tuple[str, int]]:
         """The followers, to callers that they know: users of CREATE USER are known to the owner only."""
@@ -402,6 +481,8 @@ class _Running:
         return run
 
     def _remove_sessions(self, key_id: str) -> None:
+        if self._composition is not None:
+            self._composition.api.watches.remove_sessions(key_id)
         for shard in self.shards:
             if shard.place.term is not None:
                 shard.place.term.core.api.watches.remove_sessions(key_id)
@@ -419,6 +500,9 @@ class _Running:
         self._grpc.set_serving(False)
         for task in self._tasks:
             task.cancel()
+        composition = self._composition
+        if composition is not None:
+            composition.drain()
         if self._session is not None:
             with contextlib.suppress(CoordinatorError):
                 await self._session.close()
@@ -427,6 +511,8 @@ class _Running:
         if self._http is not None:
             stops.append(self._http.stop(seconds))
         await asyncio.gather(*stops)
+        if composition is not None:
+            await composition.close()
         await self.shards.close()
         self._authorizer.passwords.close()
         await self._coordinator.close()

@@ -58,6 +58,8 @@ class Shards:
         self._is_looking = self._is_stopping = False
         self.was_ready = asyncio.Event()
         """Set once the node has been ready for the first time."""
+        self.on_view: Callable[[], None] = lambda: None
+        """Called after each new view, when all shards have looked at it."""
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -135,6 +137,7 @@ class Shards:
         self._look()
         for shard in self._shards:
             shard.heard()
+        self.on_view()
 
     def changed(self) -> None:
         """See Surroundings."""
@@ -195,7 +198,7 @@ class Shards:
             self._membership,
             shard.directory(self._membership, len(self._shards)),
             surroundings=self,
-            connections=self._connections if shard.number == 0 else NoConnections(),
+            connections=self._connections if len(self._shards) == 1 else NoConnections(),
             make_term=self._make_term,
             set_serving=lambda serving: self._serves(shard.number, serving),
         )

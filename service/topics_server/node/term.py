@@ -1,4 +1,4 @@
-"""The time in which a node owns a shard: its core, and the calls that it serves."""
+"""The time in which a node owns a shard: its core, and the calls that run there."""
 
 import asyncio
 import contextlib
@@ -19,6 +19,7 @@ from topics_gateway.transport import BrokenOffError
 from topics_net import background
 from topics_server import maintenance
 from topics_server.core import Core
+from topics_server.lag import LoopLag
 from topics_server.listeners import gateway_settings
 from topics_server.node.gate import LostShardError, ReadGate
 from topics_server.node.peers import Standpoint
@@ -30,6 +31,7 @@ from topics_service.api.grpc.server import create_calls
 from topics_service.api.running import RunningCalls
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import TopicsError
+from topics_service.engine.limits import Elsewhere
 from topics_service.engine.placement import SINGLE, SQL_SHARD, Place
 from topics_service.statistics import NodeStatistics
 from topics_service.storage.store import StoreLostError
@@ -42,8 +44,8 @@ _CANCEL_SECONDS: Final = 5.0
 
 
 class Term:
-    """One ownership. Begins with `start`. Ends with `drain` and `finish`, or with `abort` when the shard is lost; then
-    `release`."""
+    """One ownership. Begins with `start`, and takes calls from `open` on. Ends with `drain` and `finish`, or with
+    `abort` when the shard is lost; then `release`."""
 
     def __init__(
         self,
@@ -55,12 +57,13 @@ class Term:
         bucket: Bucket,
         session: Session,
         authorizer: Authorizer,
-        cluster: ClusterApi,
-        bulk_readers: BulkReaders,
         statistics: NodeStatistics,
         place: Place = SINGLE,
+        lag: LoopLag | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        """Begin to upload; `store` is that of the takeover. `place` is the shard's among those of the cluster."""
+        """Begin to upload; `store` is that of the takeover. `place` is the shard's among those of the cluster; for
+        `lag` and `elsewhere` see Core."""
         self.ownership = ownership
         self.on_change: Callable[[], None] = lambda: None
         """Called on the loop when objects were acknowledged, or the shard was lost."""
@@ -81,19 +84,16 @@ class Term:
         self.uploader = uploader
         self.gate = ReadGate(session, bucket, uploader, ownership.nonce)
         self.core = Core(
-            resources, clock, store, authorizer=authorizer, commit=self._commit, node=statistics, place=place
-        )
-        self.calls = create_calls(
-            self.core.api,
+            resources,
+            clock,
+            store,
             authorizer=authorizer,
-            bulk_readers=bulk_readers,
-            checkpoints=self.core.checkpoints,
-            cluster=cluster,
-            observer=resources.traces.grpc,
-            running=self._running,
+            commit=self._commit,
+            node=statistics if place == SINGLE else None,  # with several shards its figures are of none of them
+            place=place,
+            lag=lag,
+            elsewhere=elsewhere,
         )
-        app = create_app(self.core.api, gateway_settings(resources.settings), authorizer.cancelling(), self.calls)
-        self._app: ASGIApp = resources.traces.app(app)
         self._background: list[asyncio.Task[None]] = []
 
     def _commit(self, engine: "object") -> LogCommit:
@@ -132,21 +132,8 @@ class Term:
             await self.gate.look()
         return self.position()
 
-    # ------------------------------------------------------------- calls
-
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve an HTTP request or a WebSocket."""
-        task, tasks = asyncio.current_task(), self._running.tasks
-        assert task is not None, "applications run in tasks"
-        tasks.add(task)
-        try:
-            await self._app({**scope}, receive, send)  # the connection keeps its scope, in which Starlette puts the app
-        except asyncio.CancelledError:
-            if not self._running.is_broken_off():
-                raise
-            raise BrokenOffError from None
-        finally:
-            tasks.discard(task)
+    def open(self) -> None:
+        """Take calls from now on: it is certain that the shard is owned here."""
 
     # --------------------------------------------------------------- end
 
@@ -201,3 +188,58 @@ class Term:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+class SoleTerm(Term):
+    """An ownership of the only shard of a cluster: the calls of clients are served by it."""
+
+    def __init__(
+        self,
+        resources: Resources,
+        clock: Clock,
+        store: ShardStore,
+        ownership: Ownership,
+        *,
+        bucket: Bucket,
+        session: Session,
+        authorizer: Authorizer,
+        cluster: ClusterApi,
+        bulk_readers: BulkReaders,
+        statistics: NodeStatistics,
+    ) -> None:
+        """See Term."""
+        super().__init__(
+            resources,
+            clock,
+            store,
+            ownership,
+            bucket=bucket,
+            session=session,
+            authorizer=authorizer,
+            statistics=statistics,
+        )
+        self.calls = create_calls(
+            self.core.api,
+            authorizer=authorizer,
+            bulk_readers=bulk_readers,
+            checkpoints=self.core.checkpoints,
+            cluster=cluster,
+            observer=resources.traces.grpc,
+            running=self._running,
+        )
+        app = create_app(self.core.api, gateway_settings(resources.settings), authorizer.cancelling(), self.calls)
+        self._app: ASGIApp = resources.traces.app(app)
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve an HTTP request or a WebSocket."""
+        task, running = asyncio.current_task(), self._running
+        assert task is not None, "applications run in tasks"
+        running.begin(task)
+        try:
+            await self._app({**scope}, receive, send)  # the connection keeps its scope, in which Starlette puts the app
+        except asyncio.CancelledError:
+            if not running.is_broken_off():
+                raise
+            raise BrokenOffError from None
+        finally:
+            running.end(task)

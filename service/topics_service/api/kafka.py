@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
+from msgspec import Struct
+
 from topics_service.api.access.auth import Principal
 from topics_service.api.catalog import Catalog
 from topics_service.api.interfaces import CommonCalls
@@ -10,6 +12,7 @@ from topics_service.api.kafka_logs import BatchOutcome, FetchOutcome, NamedBatch
 from topics_service.api.membership import Members
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import FetchRequest
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.membership.members import GroupSettings
 from topics_service.engine.model import (
     ConfigInput,
@@ -17,8 +20,68 @@ from topics_service.engine.model import (
 )
 
 
+class UnreachableError(TopicsError):
+    """A shard can't be reached, or a call on it that may be repeated was lost."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.NOT_READY, message)
+
+
+class UnknownOutcomeError(TopicsError):
+    """A call on a shard was lost with the process or node that ran it: it may have had its effect or not."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.NOT_READY, message)
+
+
+class Broker(Struct, frozen=True):
+    """A node of a cluster, as Kafka clients see it."""
+
+    node_id: int
+    host: str
+    port: int
+    zone: str = ""
+    """Its availability zone, which clients see as its rack; empty if it has none."""
+
+
+class Brokers(Protocol):
+    """The nodes of a cluster and their shards, as this node knows them. Calls return at once.
+
+    The view of another node may be newer or older; epochs tell which. An epoch of a shard never falls.
+    """
+
+    @property
+    def me(self) -> Broker:
+        """This node."""
+        ...
+
+    @property
+    def revision(self) -> int:
+        """A number that is another one after each change of what the methods return."""
+        ...
+
+    def nodes(self) -> Sequence[Broker]:
+        """The nodes that live and serve Kafka, this one among them, ordered by id."""
+        ...
+
+    def owner(self, shard: int) -> tuple[Broker | None, int]:
+        """The owner of a shard and its epoch; None, with the last epoch that is known, while there is none.
+
+        A node that still takes over is none. One that lives and serves no Kafka has port 0; another node is shown in
+        its place.
+        """
+        ...
+
+    def followers(self, shard: int) -> Sequence[Broker]:
+        """The nodes that have a warm replica of a shard and do not own it, ordered by id."""
+        ...
+
+
 class KafkaTopics(CommonCalls, Protocol):
-    """The calls of the Kafka gateway on one engine or several, but for those on logs; see TopicsApi."""
+    """The calls of the Kafka gateway on one engine or several, but for those on logs; see TopicsApi.
+
+    With several, those that change something raise UnknownOutcomeError as well.
+    """
 
     @property
     def catalog(self) -> Catalog:
@@ -69,8 +132,19 @@ class KafkaTopics(CommonCalls, Protocol):
 class KafkaShards(KafkaTopics, Protocol):
     """The logs of several shards: those of this process are called directly, those of others by the shard's number.
 
-    The methods that take a shard are the calls of KafkaApi there. They raise TopicsError, and LostCallError.
+    The methods that take a shard are the calls of KafkaApi there. They raise TopicsError: `not_ready` if the shard
+    could not be reached, UnknownOutcomeError if a call that changes something was lost.
     """
+
+    @property
+    def brokers(self) -> Brokers | None:
+        """The nodes of the cluster; None if there is one broker, the listener itself."""
+        ...
+
+    @property
+    def shard_count(self) -> int:
+        """The number of shards."""
+        ...
 
     def here(self, topic: str, partition: int) -> TopicsApi | None:
         """The shard that has the partition; None if it is in another process."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -144,8 +144,10 @@ class Members(Protocol):
         """All about a group's members, None if it has had none lately; and whether there is such a group."""
         ...
 
-    def listing(self, prefixes: tuple[str, ...] | None) -> list[GroupLine] | Awaitable[list[GroupLine]]:
-        """The groups whose names start with one of the prefixes; None: all."""
+    def listing(
+        self, prefixes: tuple[str, ...] | None, *, shards: Collection[int] | None = None
+    ) -> list[GroupLine] | Awaitable[list[GroupLine]]:
+        """The groups whose names start with one of the prefixes; None: all. `shards`: those of some shards only."""
         ...
 
 
@@ -342,8 +344,15 @@ class MembershipApi:
         """See Members."""
         return self.describe(group), self._groups.find(group) is not None
 
-    def listing(self, prefixes: tuple[str, ...] | None, after: str | None = None, limit: int = 0) -> list[GroupLine]:
-        """See Members; at most `limit` groups after a name, unless it is 0."""
+    def listing(
+        self,
+        prefixes: tuple[str, ...] | None,
+        after: str | None = None,
+        limit: int = 0,
+        *,
+        shards: Collection[int] | None = None,
+    ) -> list[GroupLine]:
+        """See Members; at most `limit` groups after a name, unless it is 0. All are of one shard."""
         self._check()
         known: dict[str, _Line] = {name: rest for name, *rest in self._coordinator.summaries()}  # type: ignore[misc]
         names = self._groups.index.under("", prefixes, after)

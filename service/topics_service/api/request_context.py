@@ -18,6 +18,9 @@ HEADER: Final = "x-request-id"
 HEADER_BYTES: Final = HEADER.encode()
 POSITION: Final = "x-topics-position"
 """The header, or metadata, of a position in the log of a cluster's shard."""
+OWNER: Final = "x-topics-owner"
+"""The metadata that names the node to send calls to, as host:port of its gRPC port: initial metadata for all calls,
+trailing metadata for those on the same topic, partition and group."""
 
 # Allowed in a log line without escaping: no spaces, quotes or control characters, and a limited length.
 _WELL_FORMED: Final = re.compile(rb"[A-Za-z0-9._~:@/+=-]{1,128}")
@@ -31,7 +34,7 @@ class RequestContext:
     An id that the client did not give is generated when first needed, since most requests are never logged.
     """
 
-    __slots__ = ("_source", "_text", "given", "principal", "protocol")
+    __slots__ = ("_is_placed", "_source", "_text", "given", "owner", "principal", "protocol")
 
     def __init__(self, protocol: str, source: Any, given: str | None = None) -> None:
         """`source` is the host and port of the client, None if unknown, or the context of a gRPC call.
@@ -42,6 +45,9 @@ class RequestContext:
         self.given = given
         """The id that the client sent; None without a well-formed one."""
         self.principal: Principal | None = None
+        self.owner = ""
+        """The address of the one other node that answered all of the request; empty if there is none."""
+        self._is_placed = False
         self._source = source
         self._text = given
 
@@ -51,6 +57,16 @@ class RequestContext:
         if self._text is None:
             self._text = getattr(self._source, "request_id", "") or f"{_PROCESS}-{next(_numbers):x}"
         return self._text
+
+    def answered_at(self, address: str) -> None:
+        """Note that a shard of the node at this address answered, or, if it is empty, one of this node.
+
+        A request that several nodes answered in part has no owner: it takes calls between nodes wherever it is sent.
+        """
+        if not self._is_placed:
+            self.owner, self._is_placed = address, True
+        elif self.owner != address:
+            self.owner = ""
 
     @property
     def peer(self) -> str:
@@ -86,6 +102,13 @@ class KafkaRequest(RequestContext):
 
 
 current_request: Final[ContextVar[RequestContext | None]] = ContextVar("current_request", default=None)
+
+
+def note_answer(address: str) -> None:
+    """Note for the current request that a shard answered, see `RequestContext.answered_at`."""
+    request = current_request.get()
+    if request is not None:
+        request.answered_at(address)
 
 
 def begin(header: bytes | str | None, source: Any = None, protocol: str = "http") -> RequestContext:

@@ -558,6 +558,7 @@ class TopicsApi:
         self.queues.drain()
         for woken in self._waiting:
             woken.set()
+        self.copied.drain()
         self.watches.drain()
 
     def ready(self) -> ReadyState:

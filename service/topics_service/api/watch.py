@@ -109,11 +109,11 @@ class WatchApi:
         caps: WatchCaps | None = None,
         *,
         clock: Clock | None = None,
-        process: int | None = None,
+        id_prefix: bytes = b"",
     ) -> None:
         """`priority` is a topic's priority, `overload_ms` how long to hold streams back: 0 without overload.
 
-        `process` is the number of this one of several processes, which the ids of sessions say.
+        `id_prefix` is that of `Sessions`.
         """
         caps = caps or WatchCaps()
         loop = asyncio.get_running_loop()
@@ -129,13 +129,14 @@ class WatchApi:
             max_sessions=caps.max_sessions,
             journal_bytes=caps.journal_bytes,
             counter=source.counter,
-            process=process,
+            id_prefix=id_prefix,
         )
         self.connections = Connections(
             statistics, max_total=caps.max_connections, max_per_key=caps.max_connections_per_key
         )
         self._streams: dict[WatchStream, None] = {}
         self._feeds: dict[str, Feed] = {}
+        self._attached: dict[Watch, Callable[[], None]] = {}
 
     async def create(self, request: WatchRequest, *, principal: Principal) -> Session:
         """Create a session that belongs to the caller's key (docs/contract.md, 8.2).
@@ -231,6 +232,14 @@ class WatchApi:
         """Follow as part of a watch of several shards, whose request was checked; see `engine.watch.core.Watch`."""
         return await self._source.watch(request, wake, epochs=epochs, heads=heads)
 
+    def attach(self, watch: Watch, left: Callable[[], None]) -> None:
+        """Call `left` when the server drains, of a watch that then continues in another process, until `detach`."""
+        self._attached[watch] = left
+
+    def detach(self, watch: Watch) -> None:
+        """See `attach`."""
+        self._attached.pop(watch, None)
+
     async def unfollow(self, feed: str, topic: str) -> int:
         """Drop a topic or pattern from a feed; return the number of items that it had given before, 0 if it ended."""
         given = self._feeds.get(feed)
@@ -271,6 +280,8 @@ class WatchApi:
             stream.end(_SHUTDOWN)
         for feed in self._feeds.values():
             feed.stream.end(_SHUTDOWN)
+        while self._attached:
+            self._attached.popitem()[1]()
 
     # --------------------------------------------------------------- internals
 

@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
 
-_PROCESS_BYTES: Final = 2
 _NAME_WEIGHT: Final = 300  # bytes of a name in the dictionaries of a journal
 _CHANGE_WEIGHT: Final = 12
 _FRAME_WEIGHT: Final = 8
@@ -25,9 +24,9 @@ class Journal:
 
     __slots__ = ("_changed", "_ends", "_first", "_last", "_names", "_numbers", "_seqs", "_start", "key", "wid")
 
-    def __init__(self, wid: str, cursors: Mapping[str, int], process: int | None = None) -> None:
-        """`wid` is the session of the stream, `cursors` its present resume cursors; see `new_id` for `process`."""
-        self.key = new_id(12, process)
+    def __init__(self, wid: str, cursors: Mapping[str, int], id_prefix: bytes = b"") -> None:
+        """`wid` is the session of the stream, `cursors` its present resume cursors; see `new_id` for `id_prefix`."""
+        self.key = new_id(12, id_prefix)
         self.wid = wid
         self._first = 0  # the mark of _start
         self._start = dict(cursors)
@@ -101,10 +100,10 @@ class Journal:
 class Journals:
     """Journals of all streams, in at most `max_bytes` in total: the least recently used is dropped first."""
 
-    def __init__(self, max_bytes: int, process: int | None = None) -> None:
-        """`process` is the number of this one of several processes, which tokens name."""
+    def __init__(self, max_bytes: int, id_prefix: bytes = b"") -> None:
+        """`id_prefix` is the number of this one of several processes, which tokens begin with."""
         self._max_bytes = max_bytes
-        self._process = process
+        self._id_prefix = id_prefix
         self._weight = 0
         self._weights: OrderedDict[str, int] = OrderedDict()
         self._journals: dict[str, Journal] = {}
@@ -121,7 +120,7 @@ class Journals:
         `journal` is the stream's present journal, if any.
         """
         if journal is None or journal.key not in self._journals:
-            journal = Journal(wid, cursors, self._process)
+            journal = Journal(wid, cursors, self._id_prefix)
             self._journals[journal.key] = journal
             self._keys_by_session.setdefault(wid, set()).add(journal.key)
         mark = journal.note(cursors)
@@ -165,20 +164,21 @@ def is_token(text: str) -> bool:
     return _TOKEN.fullmatch(text) is not None
 
 
-def process_of(token: str) -> int | None:
-    """Return the number of the process that a token of one of several is of; None for what is no token."""
+def process_of(token: str, size: int) -> int | None:
+    """Return the number of the process that a token of one of several is of; None for what is no token.
+
+    `size` is the number of its bytes.
+    """
     found = _TOKEN.fullmatch(token)
-    return None if found is None else process_in(found["key"])
+    return None if found is None else process_in(found["key"], size)
 
 
-def new_id(size: int, process: int | None) -> str:
-    """Return an unguessable id of that many bytes. It begins with the number of a process that is one of several."""
-    if process is None:
-        return secrets.token_urlsafe(size)
-    raw = process.to_bytes(_PROCESS_BYTES, "big") + secrets.token_bytes(size - _PROCESS_BYTES)
+def new_id(size: int, prefix: bytes = b"") -> str:
+    """Return an unguessable id of that many bytes, of which the first are `prefix`: the number of a process."""
+    raw = prefix + secrets.token_bytes(size - len(prefix))
     return urlsafe_b64encode(raw).decode().rstrip("=")
 
 
-def process_in(new: str) -> int:
-    """Return the process in a `new_id`; some number for any other text of 4 or more of its letters."""
-    return int.from_bytes(urlsafe_b64decode(new[:4])[:_PROCESS_BYTES], "big")
+def process_in(new: str, size: int) -> int:
+    """Return the number that a `new_id` begins with, in `size` bytes; some number for other texts of its letters."""
+    return int.from_bytes(urlsafe_b64decode(new[:8])[:size], "big")

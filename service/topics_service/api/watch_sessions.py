@@ -23,10 +23,13 @@ _MAX_FIRSTS: Final = 4096
 _WID: Final = re.compile(r"wid_([A-Za-z0-9_-]{22})")
 
 
-def process_of(wid: str) -> int | None:
-    """Return the number of the process that a session of one of several is in; None for what is no id."""
+def process_of(wid: str, size: int) -> int | None:
+    """Return the number of the process that a session of one of several is in; None for what is no id.
+
+    `size` is the number of its bytes.
+    """
     found = _WID.fullmatch(wid)
-    return None if found is None else process_in(found[1])
+    return None if found is None else process_in(found[1], size)
 
 
 def unknown_session() -> TopicsError:
@@ -171,20 +174,20 @@ class Sessions:
         ttl_ms: int = TTL_MS,
         journal_bytes: int = 64 << 20,
         counter: Callable[[str], int] = lambda _: 0,
-        process: int | None = None,
+        id_prefix: bytes = b"",
     ) -> None:
         """`now` returns seconds on a monotonic clock; `max_sessions` 0 means unlimited. Updates `statistics`.
 
-        `counter` is that of Session. `process` is the number of this one of several processes, which ids and tokens
-        say. `journal_bytes` is the memory for the resume cursors behind the tokens of all sessions.
+        `counter` is that of Session. `journal_bytes` is the memory for the resume cursors behind the tokens of all
+        sessions. `id_prefix` is the number of this one of several processes, which ids and tokens begin with.
         """
         self._statistics = statistics
         self._now = now
         self._max_sessions = max_sessions
         self._ttl_ms = ttl_ms
         self._counter = counter
-        self._process = process
-        self.journals = Journals(journal_bytes, process)
+        self._id_prefix = id_prefix
+        self.journals = Journals(journal_bytes, id_prefix)
         self._sessions: dict[str, Session] = {}
         self._idle: OrderedDict[str, float] = OrderedDict()  # idle since, the longest first
 
@@ -196,7 +199,7 @@ class Sessions:
                 "there are as many watch sessions as this server allows",
                 {"limit": "max_watch_sessions", "max": self._max_sessions},
             )
-        wid = f"wid_{new_id(16, self._process)}"
+        wid = f"wid_{new_id(16, self._id_prefix)}"
         session = self._sessions[wid] = Session(wid, request, watch, principal, self._ttl_ms, self._counter)
         self._idle[wid] = self._now()
         self._statistics.sessions = len(self._sessions)

@@ -46,6 +46,9 @@ _FEW: Final = 8  # records
 _MAX_CALLERS: Final = 1024
 _MAX_DEPTH: Final = 64  # of values without a type
 
+ABSENT: Final = object()
+"""The value of a field that was not sent: its sender runs a release without it, or means the default."""
+
 
 class UncarriableError(TypeError):
     """A type that can't be sent to another process; the message says which, and where it is."""
@@ -250,6 +253,8 @@ class _Fields:
                 given = (*given, field.default)
             elif carrier.is_plain and field.default_factory is not NODEFAULT:
                 given = (*given, msgspec.field(default_factory=field.default_factory))
+            elif not field.required:
+                given = (*given, ABSENT)
             defaults.append(given)
         self.form: Any = msgspec.defstruct(f"{cls.__name__}Form", defaults, kw_only=True)
         self._names = [field.name for field in fields]
@@ -265,7 +270,10 @@ class _Fields:
         """The fields by name."""
         named = asdict(form)
         for name, unpack in self._changed_back:
-            named[name] = unpack(named[name], pieces)
+            if named[name] is ABSENT:
+                del named[name]
+            else:
+                named[name] = unpack(named[name], pieces)
         return named
 
 

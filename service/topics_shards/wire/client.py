@@ -2,13 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import socket
+import ssl
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from topics_net import background
-from topics_shards.shards import NotHereError
+from topics_net.dead_peers import watch_peer
+from topics_net.rate_limited_logger import RateLimitedLogger
+from topics_shards.shards import LostCallError, NotHereError
 from topics_shards.wire.errors import decode_error
 from topics_shards.wire.framing import (
     AWAY,
@@ -19,16 +23,30 @@ from topics_shards.wire.framing import (
     GOODBYE,
     HELLO,
     ITEM,
+    MAX_FRAME,
     MORE,
     OPEN,
+    PROOF,
+    PULSE,
+    REFUSED,
     RESULT,
     RUN,
     VERSION,
     FrameProtocol,
     FramingError,
     Hello,
+    agreed_version,
+)
+from topics_shards.wire.handshake import (
+    UNPROVEN_SERVER_FRAME,
+    CallerHandshake,
+    HandshakeError,
+    Identity,
+    decode_refusal,
 )
 from topics_shards.wire.methods import DECODE_ERRORS, RemoteMethod
+from topics_shards.wire.pulse import Silence
+from topics_shards.wire.tcp import Open, is_foreign
 
 log: Final = logging.getLogger("topics.shards")
 
@@ -37,13 +55,11 @@ _LAST_NUMBER: Final = (1 << 32) - 1
 _FIRST_BACKOFF: Final = 0.01
 _MAX_BACKOFF: Final = 1.0
 _HELLO_SECONDS: Final = 5.0
+_OF_SETTINGS: Final = (ssl.SSLError, socket.gaierror, FileNotFoundError, PermissionError, IsADirectoryError)
 _ENDS: Final = frozenset((RESULT, FAILED, AWAY, END))
 _VALUES: Final = frozenset((RESULT, ITEM))
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_hello: Final = msgspec.msgpack.Decoder(Hello).decode
-
-Open = Callable[[Callable[[], asyncio.BaseProtocol]], Awaitable[object]]
-"""Opens a connection with such a protocol. Raises OSError."""
 
 
 class GoneError(Exception):
@@ -65,8 +81,11 @@ class ClientConnection(FrameProtocol):
     """The caller's end of one connection."""
 
     def __init__(self, channel: "Channel") -> None:
-        super().__init__(channel.scratch)
+        identity = channel.identity
+        super().__init__(channel.scratch, MAX_FRAME if identity is None else UNPROVEN_SERVER_FRAME)
         self._channel = channel
+        self._handshake = None if identity is None else CallerHandshake(identity, channel.name)
+        self._silence = None if identity is None else Silence(self, lambda: bool(self._calls))
         self._calls: dict[int, Outgoing] = {}
         self._numbers: Mapping[str, int] = {}  # of the peer's methods
         self._last = 0
@@ -80,6 +99,11 @@ class ClientConnection(FrameProtocol):
         return self._channel.name
 
     @property
+    def address(self) -> str:
+        """See Channel."""
+        return self._channel.address
+
+    @property
     def has_room(self) -> bool:
         """Return whether one more call may be made now."""
         return self.is_writable and len(self._calls) < _MAX_CALLS
@@ -87,16 +111,35 @@ class ClientConnection(FrameProtocol):
     def connection_made(self, transport: Any) -> None:
         """Say hello."""
         super().connection_made(transport)
-        self.send(HELLO, 0, _encode(Hello(VERSION, self._channel.own_name)))
+        if self._handshake is None:
+            self.send(HELLO, 0, _encode(Hello(VERSION, self._channel.own_name)))
+            return
+        watch_peer(transport.get_extra_info("socket"), reads_at_once=False)
+        if is_foreign(transport):
+            self._refuse("TLS is of another protocol")
+        else:
+            self.send(HELLO, 0, self._handshake.hello)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        if self._handshake is not None and self.transport is not None:
+            cause = exc or "without a cause"  # as a node does that stops just then
+            self._channel.log.warning("%s ended the connection before it proved itself: %s", self.peer, cause)
+        super().connection_lost(exc)
 
     def lost(self) -> None:
         """Fail the calls that were sent."""
+        if self._silence is not None:
+            self._silence.stop()
+        self._fail(GoneError)
+        self._channel.closed(self)
+
+    def _fail(self, error: type[Exception]) -> None:
         self.is_ready = False
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if not call.done.done():
-                call.done.set_exception(GoneError())
-        self._channel.closed(self)
+                call.done.set_exception(error())
 
     def writable(self) -> None:
         """Let waiting callers continue."""
@@ -118,6 +161,8 @@ class ClientConnection(FrameProtocol):
             raise NotHereError(f"{self.peer} runs a version without {method.name}")
         call = self._last = 1 if self._last == _LAST_NUMBER else self._last + 1
         outgoing = self._calls[call] = Outgoing(call, method, self._loop.create_future())
+        if self._silence is not None:
+            self._silence.start()
         self.send(kind, call, body, CALL.pack(shard, number))
         return outgoing
 
@@ -135,6 +180,12 @@ class ClientConnection(FrameProtocol):
             if len(self._calls) == _MAX_CALLS - 1:
                 self._channel.wake()
 
+    def lose(self, outgoing: Outgoing) -> None:
+        """End a call, and fail it for its caller as if the connection had broken."""
+        self.cancel(outgoing)
+        if not outgoing.done.done():
+            outgoing.done.set_exception(GoneError())
+
     def take(self, kind: int, call: int, body: memoryview) -> None:
         """See FrameProtocol."""
         if kind in _ENDS:
@@ -147,15 +198,9 @@ class ClientConnection(FrameProtocol):
             outgoing = self._calls.get(call)
             if outgoing is None:
                 return
-        elif kind == HELLO and not self.is_ready:
-            self._greeted(body)
-            return
-        elif kind == GOODBYE:
-            self.is_ready = False
-            self._channel.closed(self)
-            return
         else:
-            raise FramingError(f"a frame of the kind {kind}")
+            self._take_other(kind, body)
+            return
         done = outgoing.done
         if done.done():  # cancelled, which is not known here yet
             return
@@ -169,19 +214,60 @@ class ClientConnection(FrameProtocol):
             else:
                 done.set_exception(NotHereError())
         except DECODE_ERRORS as error:
-            done.set_exception(GoneError())
-            raise FramingError(f"the answer of {outgoing.method.name}: {error}") from None
+            name = outgoing.method.name
+            if type(error) is msgspec.DecodeError:  # it is no MessagePack at all
+                done.set_exception(GoneError())
+                raise FramingError(f"the answer of {name}: {error}") from None
+            self._channel.log.error("the answer of %s from %s can't be read: %s", name, self.peer, error)
+            done.set_exception(LostCallError(f"the answer of {name} can't be read"))
+
+    def _take_other(self, kind: int, body: memoryview) -> None:
+        """Take a frame that is not of a call."""
+        if kind == REFUSED and self._silence is not None:
+            self._fail(NotHereError)  # no call reaches a shard before the peer trusts this node
+            self._refuse(f"{decode_refusal(body)}, it says")
+        elif self._handshake is not None:
+            self._shake(self._handshake, kind, body)
+        elif kind == GOODBYE:
+            self.is_ready = False
+            self._channel.closed(self)
+        elif kind == HELLO and not self.is_ready:
+            self._greeted(body)
+        elif kind != PULSE or self._silence is None:
+            raise FramingError(f"a frame of the kind {kind}")
 
     def _greeted(self, body: memoryview) -> None:
         try:
             hello = _decode_hello(body)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise FramingError(f"its hello: {error}") from None
-        if hello.version != VERSION:
+        if agreed_version(hello.version) != hello.version:
             raise FramingError(f"its hello is of version {hello.version}")
-        self._numbers = {name: number for number, name in enumerate(hello.methods)}
+        self._ready(hello.methods)
+
+    def _shake(self, handshake: CallerHandshake, kind: int, body: memoryview) -> None:
+        """Take a frame of the handshake over TCP."""
+        try:
+            proof = handshake.take(kind, body)
+        except HandshakeError as error:
+            self._refuse(str(error))
+            return
+        if proof is not None:
+            self.send(PROOF, 0, proof)
+            self._handshake, self.max_frame = None, MAX_FRAME
+            self._ready(handshake.methods)
+
+    def _ready(self, methods: list[str]) -> None:
+        self._numbers = {name: number for number, name in enumerate(methods)}
         self.is_ready = True
         self._channel.opened(self)
+
+    def _refuse(self, cause: str) -> None:
+        """End a connection to a peer that this node does not trust, or that does not trust it."""
+        self._channel.failed(cause)
+        if self.transport is not None:
+            self.transport.abort()
+            self.transport, self.is_writable = None, False
 
 
 END_OF_STREAM: Final = object()
@@ -193,16 +279,34 @@ class Channel:
     `connection` is the one to make calls on; None while there is none.
     """
 
-    def __init__(self, open_connection: Open, name: str, own_name: str, scratch: bytearray | None = None) -> None:
-        """Both names are for log lines. Begins to connect."""
+    def __init__(
+        self,
+        open_connection: Open,
+        name: str,
+        own_name: str,
+        scratch: bytearray | None = None,
+        identity: Identity | None = None,
+        *,
+        address: str = "",
+    ) -> None:
+        """Both names are for log lines. Begins to connect.
+
+        With an identity, which connections over TCP need, the peer has to prove that it is the node `name`. `address`
+        is host:port of the node's gRPC port, as its clients reach it; empty for another process of this node.
+        """
         self.name = name
+        self.address = address
         self.own_name = own_name
         self.scratch = scratch
+        self.identity = identity
         self.connection: ClientConnection | None = None
         self._open = open_connection
+        self.log = RateLimitedLogger(log)
         self._waiters: list[asyncio.Future[None]] = []
         self._connections: set[ClientConnection] = set()
         self._is_closed = False
+        self._backoff = 0.0
+        self._opened_at = 0.0
         self._task: asyncio.Task[None] | None = background.start(self._connect())
 
     async def changed(self) -> None:
@@ -228,6 +332,7 @@ class Channel:
             connection.transport.abort()
             return
         self.connection = connection
+        self._opened_at = asyncio.get_running_loop().time()
         self.wake()
 
     def closed(self, connection: ClientConnection) -> None:
@@ -236,9 +341,15 @@ class Channel:
             self._connections.discard(connection)
         if self.connection is connection:
             self.connection = None
+            if asyncio.get_running_loop().time() - self._opened_at > _MAX_BACKOFF:
+                self._backoff = 0.0
         if self._task is None and not self._is_closed:
             self._task = background.start(self._connect())
         self.wake()
+
+    def failed(self, cause: str) -> None:
+        """Log the cause for which there is no connection: an operator has to look."""
+        self.log.error("no calls go to %s: %s", self.name, cause)
 
     def close(self) -> None:
         """End it, with all calls under way."""
@@ -252,19 +363,21 @@ class Channel:
         self.wake()
 
     async def _connect(self) -> None:
-        backoff = _FIRST_BACKOFF
         while self.connection is None:
+            if self._backoff:
+                await asyncio.sleep(self._backoff)
+            self._backoff = min(2 * self._backoff, _MAX_BACKOFF) or _FIRST_BACKOFF
             connection = ClientConnection(self)
             try:
                 await self._open(lambda made=connection: made)  # type: ignore[misc]
             except OSError as error:
+                if isinstance(error, _OF_SETTINGS):
+                    self.failed(str(error))
                 log.debug("no connection to %s: %s", self.name, error)
             else:
                 self._connections.add(connection)
                 if await self._greeted(connection):
                     break
-            await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, _MAX_BACKOFF)
         self._task = None
 
     async def _greeted(self, connection: ClientConnection) -> bool:

@@ -69,7 +69,10 @@ def encode_error(error: BaseException, call: str) -> bytes:
 
 
 def decode_error(body: bytes | memoryview) -> Exception:
-    """The exception. Raises msgspec.DecodeError or ValueError."""
+    """The exception; one with a code that this release does not know is `internal`.
+
+    Raises msgspec.DecodeError or ValueError.
+    """
     form = _decode(body)
     kind = _BY_NAME.get(form.kind)
     if kind is None:
@@ -77,4 +80,4 @@ def decode_error(body: bytes | memoryview) -> Exception:
     try:
         return kind.make(form.code, form.message)
     except KeyError:
-        raise ValueError(f"the code {form.code!r} is unknown") from None
+        return TopicsError(Reason.INTERNAL, form.message)

@@ -14,6 +14,9 @@ A caller opens the connection and says hello first. After the answer it makes ca
     MORE: the next item             ITEM, END or FAILED
     CANCEL: ends the call           FAILED, or what was on the way
                                     GOODBYE: takes no more calls, and ends those under way
+                                    PULSE, over TCP: it lives, and calls are under way
+
+Over TCP both prove who they are first (`handshake.py`).
 """
 
 import asyncio
@@ -27,11 +30,13 @@ from msgspec import Struct
 log: Final = logging.getLogger("topics.shards")
 
 HEAD: Final = struct.Struct("<IBI")
-CALL: Final = struct.Struct("<HH")
-"""The shard, and the number that the peer gave the method in its hello."""
+CALL: Final = struct.Struct("<IH")
+"""The shard, or the number of a process as a whole; and the number that the peer gave the method in its hello."""
 VERSION: Final = 1
+"""The newest version of the protocol: of its kinds of frames, their layouts and the handshake."""
+_OLDEST_VERSION: Final = 1
 
-HELLO, RUN, OPEN, MORE, CANCEL, RESULT, ITEM, END, FAILED, AWAY, GOODBYE = range(11)
+HELLO, RUN, OPEN, MORE, CANCEL, RESULT, ITEM, END, FAILED, AWAY, GOODBYE, PROOF, REFUSED, PULSE = range(14)
 """The kinds. AWAY answers a call whose shard is not here, or that came after GOODBYE: nothing has happened."""
 
 MAX_FRAME: Final = 72 << 20
@@ -44,11 +49,23 @@ _LARGE_BYTES: Final = 16 << 10  # of a body that is read into memory of its own,
 
 
 class Hello(Struct, array_like=True):
-    """The first frame of either side. The shard's side names its methods, in the order of their numbers."""
+    """The first frame of either side.
+
+    A caller says the newest version that it speaks, the shard's side the one that both do from then on. That side also
+    names its methods, in the order of their numbers. The rest is of the handshake over TCP.
+    """
 
     version: int
     name: str
     methods: list[str] = []
+    cluster: str = ""
+    expected: str = ""
+    nonce: bytes = b""
+
+
+def agreed_version(offered: int = VERSION) -> int:
+    """The version to speak with a caller that offers this one; 0 if there is none."""
+    return min(VERSION, offered) if offered >= _OLDEST_VERSION else 0
 
 
 class FramingError(Exception):
@@ -65,6 +82,8 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self.max_frame = max_frame
         self.transport: Any = None
         self.is_writable = True
+        self.heard = False
+        """True once anything has arrived; a look at it sets it to False."""
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES) if scratch is None else scratch)
         self._kept = b""  # the beginning of a frame
         self._body: bytearray | None = None  # of a large frame, as long as it is not complete
@@ -81,6 +100,14 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     def writable(self) -> None:
         """There is room for more again."""
+
+    def expect_more(self) -> None:
+        """A large frame has begun, and is not complete."""
+
+    @property
+    def is_amid_frame(self) -> bool:
+        """Return whether a large frame has begun, and is not complete."""
+        return self._body is not None
 
     # ------------------------------------------------------------------ of asyncio
 
@@ -101,6 +128,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """See asyncio.BufferedProtocol."""
+        self.heard = True
         try:
             if self._body is None:
                 data = self._scratch[:nbytes]
@@ -161,6 +189,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
                     self._body, self._got, self._head = bytearray(size), end - start, (kind, call)
                     self._body[: self._got] = data[start:]
                     at = end
+                    self.expect_more()
                 break
             at = start + size
             self.take(kind, call, data[start:at])

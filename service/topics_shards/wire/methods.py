@@ -1,4 +1,8 @@
-"""The methods that may be called on a shard of another process, each with the bytes of its calls and results."""
+"""The methods that may be called on a shard of another process, each with the bytes of its calls and results.
+
+The other process may run another release. Parameters at the end that have defaults may be more there, or fewer: a call
+leaves out those that are not given, and one with a parameter that the other side does not know is refused.
+"""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -8,14 +12,20 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from topics_shards.wire.carriers import Carrier, UncarriableError, carrier_of, read_extension
+from topics_shards.wire.carriers import ABSENT, Carrier, UncarriableError, carrier_of, read_extension
 from topics_shards.wire.origin import OriginForm
 from topics_shards.wire.pieces import Packing, Piece, Pieces
 
 DECODE_ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
 """The errors of bytes that are no call, or no result."""
 _encode: Final = msgspec.msgpack.Encoder().encode
+_decode_array: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _NO_PIECES: Final = Pieces(())
+_BEFORE: Final = 2  # fields of a call before the arguments
+
+
+class UnknownArgumentError(ValueError):
+    """A call with more arguments than the method has in this release."""
 
 
 class Call(NamedTuple):
@@ -42,8 +52,12 @@ class RemoteMethod:
         self._packs: list[tuple[int, Any]] = []
         self._unpacks: list[tuple[int, Any]] = []
         self._positional = 0
-        fields: list[Any] = [("origin", OriginForm | None)]
-        for name, parameter in list(signature.parameters.items())[1:]:
+        fields: list[Any] = [("origin", OriginForm | None), ("pieces", list[Piece])]
+        parameters = list(signature.parameters.items())[1:]
+        self._required = 1 + max(
+            (at for at, (_, each) in enumerate(parameters) if each.default is inspect.Parameter.empty), default=-1
+        )
+        for name, parameter in parameters:
             if name not in hints:
                 raise UncarriableError(f"{self.name}.{name} has no type")
             carrier = carrier_of(hints[name], f"{self.name}.{name}")
@@ -55,9 +69,10 @@ class RemoteMethod:
                 self._packs.append((at, carrier.pack))
             if carrier.unpack is not None:
                 self._unpacks.append((at, carrier.unpack))
-            fields.append((name, carrier.wire))
-        fields.append(("pieces", list[Piece], ()))
-        form = msgspec.defstruct(f"{self.name.replace('.', '')}Call", fields, array_like=True)
+            fields.append((name, carrier.wire) if at < self._required else (name, carrier.wire, ABSENT))
+        form = msgspec.defstruct(
+            f"{self.name.replace('.', '')}Call", fields, array_like=True, forbid_unknown_fields=True
+        )
         self._decode_call: Callable[[Any], Struct] = msgspec.msgpack.Decoder(form, ext_hook=read_extension).decode
         self._result = carrier_of(_result_of(self, hints.get("return")), f"the result of {self.name}")
         self._decode_result = _decoder(self._result)
@@ -65,32 +80,41 @@ class RemoteMethod:
     def encode_call(self, origin: OriginForm | None, args: Sequence[Any], kwargs: dict[str, Any]) -> bytes:
         """The bytes of a call with these arguments. Raises TypeError as the call itself would."""
         values: list[Any] = [*args]
-        if len(values) < len(self._names):
-            given = len(kwargs)
-            for at in range(len(values), len(self._names)):
-                name = self._names[at]
-                if name in kwargs:
-                    given -= 1
-                    values.append(kwargs[name])
-                elif self._defaults[at] is inspect.Parameter.empty:
-                    raise TypeError(f"{self.name} needs {name}")
-                else:
-                    values.append(self._defaults[at])
-            if given:
+        given = len(kwargs)
+        while given or len(values) < self._required:
+            at = len(values)
+            if at == len(self._names):
                 raise TypeError(f"{self.name} does not take {sorted(kwargs.keys() - set(self._names))}")
+            name = self._names[at]
+            if name in kwargs:
+                given -= 1
+                values.append(kwargs[name])
+            elif at < self._required:
+                raise TypeError(f"{self.name} needs {name}")
+            else:
+                values.append(self._defaults[at])
         packing = Packing()
         for at, pack in self._packs:
-            values[at] = pack(values[at], packing)
-        pieces = packing.pieces()
-        return _encode([origin, *values, pieces] if pieces else [origin, *values])
+            if at < len(values):
+                values[at] = pack(values[at], packing)
+        return _encode([origin, packing.pieces(), *values])
 
     def decode_call(self, body: bytes | memoryview) -> Call:
-        """Raises DECODE_ERRORS for bytes that are no call of it."""
-        origin, *values, sent = astuple(self._decode_call(body))
+        """Raises DECODE_ERRORS for bytes that are no call of it, UnknownArgumentError among them."""
+        try:
+            origin, sent, *values = astuple(self._decode_call(body))
+        except msgspec.ValidationError:
+            if _length(body) > _BEFORE + len(self._names):
+                raise UnknownArgumentError(f"{self.name} has fewer parameters in this release") from None
+            raise
         if self._unpacks:
             pieces = Pieces(sent) if sent else _NO_PIECES
             for at, unpack in self._unpacks:
-                values[at] = unpack(values[at], pieces)
+                if values[at] is not ABSENT:
+                    values[at] = unpack(values[at], pieces)
+        for at in range(self._required, len(values)):
+            if values[at] is ABSENT:
+                values[at] = self._defaults[at]
         split = self._positional
         return Call(origin, values[:split], dict(zip(self._names[split:], values[split:], strict=True)))
 
@@ -111,6 +135,12 @@ class RemoteMethod:
         if unpack is None:
             return found.value
         return unpack(found.value, Pieces(found.pieces) if found.pieces else _NO_PIECES)
+
+
+def _length(body: bytes | memoryview) -> int:
+    """The length of an array of MessagePack."""
+    raws: list[msgspec.Raw] = _decode_array(body)
+    return len(raws)
 
 
 class _ResultForm(Struct):

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 import struct
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextvars import Context
@@ -12,8 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
+from topics_net import background
+from topics_net.dead_peers import watch_peer
+from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_service.engine.errors import Reason, TopicsError
 from topics_shards.shards import NotHereError, Shard
+from topics_shards.wire.entrance import Entrance, Refused
 from topics_shards.wire.errors import encode_error
 from topics_shards.wire.framing import (
     AWAY,
@@ -24,22 +29,35 @@ from topics_shards.wire.framing import (
     GOODBYE,
     HELLO,
     ITEM,
+    MAX_FRAME,
     MORE,
     OPEN,
+    REFUSED,
     RESULT,
     RUN,
-    VERSION,
     FrameProtocol,
     FramingError,
     Hello,
+    agreed_version,
 )
-from topics_shards.wire.methods import DECODE_ERRORS, RemoteMethod
+from topics_shards.wire.handshake import (
+    UNPROVEN_FRAME,
+    HandshakeError,
+    Identity,
+    ServerHandshake,
+    encode_refusal,
+)
+from topics_shards.wire.methods import DECODE_ERRORS, RemoteMethod, UnknownArgumentError
 from topics_shards.wire.origin import enter
+from topics_shards.wire.pulse import Pulse
+from topics_shards.wire.tcp import address_of, is_foreign
 
 log: Final = logging.getLogger("topics.shards")
 
 _MAX_CALLS: Final = 1 << 17  # twice what a caller keeps to
 _MAX_HELD_BYTES: Final = 128 << 20  # of the calls of one connection that are under way; one may be larger
+_MAX_CONNECTIONS: Final = 1024
+_LINGER_SECONDS: Final = 0.5
 _BACKLOG: Final = 256
 _PEER: Final = struct.Struct("3i")
 _CALLS: Final = frozenset((RUN, OPEN))
@@ -50,9 +68,14 @@ _decode_hello: Final = msgspec.msgpack.Decoder(Hello).decode
 class ServerConnection(FrameProtocol):
     """The shard's end of one connection."""
 
-    def __init__(self, server: "ShardServer") -> None:
-        super().__init__(server.scratch)
+    def __init__(self, server: "ShardServer", entrance: Entrance | None = None) -> None:
+        """One that comes by an entrance has to prove itself first."""
+        super().__init__(server.scratch, MAX_FRAME if entrance is None else UNPROVEN_FRAME)
         self._server = server
+        self._entrance = entrance
+        self._handshake = None if entrance is None else ServerHandshake(entrance.identity, server.method_names)
+        self._is_refused = False
+        self._pulse: Pulse | None = None
         self._loop = asyncio.get_running_loop()
         self._name = ""
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -70,12 +93,18 @@ class ServerConnection(FrameProtocol):
         """See FrameProtocol."""
         super().connection_made(transport)
         self._server.connections.add(self)
-        if not _is_own(transport):
+        if self._entrance is not None:
+            self._come_in(self._entrance)
+        elif not _is_own(transport):
             self.cut_off("it belongs to another user")
 
     def lost(self) -> None:
         """Cancel the calls of a peer that is gone."""
         self._server.connections.discard(self)
+        if self._entrance is not None:
+            self._entrance.leave(self)
+        if self._pulse is not None:
+            self._pulse.stop()
         self._room.set()
         self.break_off()
 
@@ -100,11 +129,79 @@ class ServerConnection(FrameProtocol):
         for call in list(self._tasks):
             self._cancel(call)
 
+    # ------------------------------------------------------------------ handshake over TCP
+
+    def _come_in(self, entrance: Entrance) -> None:
+        if len(self._server.connections) > _MAX_CONNECTIONS or not entrance.admit(self):
+            entrance.refuse()
+            self.abort()
+            return
+        watch_peer(self.transport.get_extra_info("socket"))
+        if is_foreign(self.transport):
+            self._refuse("TLS is of another protocol")
+
+    def _shake(self, handshake: ServerHandshake, kind: int, body: memoryview) -> None:
+        if self._is_refused:
+            return
+        try:
+            answers = handshake.take(kind, body)
+        except HandshakeError as error:
+            self._refuse(str(error))
+            return
+        for answer, signed in answers:
+            self.send(answer, 0, signed)
+        if not handshake.caller:
+            return
+        self._name, self._handshake, self.max_frame = handshake.caller, None, MAX_FRAME
+        self._pulse = Pulse(self, lambda: bool(self._tasks))
+        if self._entrance is not None:
+            self._entrance.leave(self)
+        if self._server.is_closing:
+            self.send(GOODBYE, 0)
+
+    def _refuse(self, cause: str) -> None:
+        """Tell an unproven peer the cause, heed it no more, and end it once it had time to read that."""
+        if self.transport is None or self._is_refused:
+            return
+        self._is_refused = True
+        if self._entrance is not None:
+            self._entrance.note(address_of(self.transport), cause)
+        self.send(REFUSED, 0, encode_refusal(cause))
+        background.call_later(_LINGER_SECONDS, self.abort)
+
+    def expire(self) -> None:
+        """End a connection that has not proven itself in time."""
+        if self.transport is not None and not self._is_refused and self._entrance is not None:
+            self._entrance.note(address_of(self.transport), "it has not proven in time that it is a node")
+        self.abort()
+
+    def abort(self) -> None:
+        """End the connection at once, without a word."""
+        if self.transport is not None:
+            self.transport.abort()
+            self.transport, self.is_writable = None, False
+
+    shutdown = abort  # of one that has not proven itself: no call of it is under way
+
+    def cut_off(self, why: str) -> None:
+        """See FrameProtocol."""
+        if self._handshake is not None:
+            self._refuse(why)
+        else:
+            super().cut_off(why)
+
+    def expect_more(self) -> None:
+        """See FrameProtocol."""
+        if self._pulse is not None:
+            self._pulse.start()
+
     # ------------------------------------------------------------------ frames
 
     def take(self, kind: int, call: int, body: memoryview) -> None:
         """See FrameProtocol."""
-        if kind in _CALLS:
+        if self._handshake is not None:
+            self._shake(self._handshake, kind, body)
+        elif kind in _CALLS:
             self._begin(kind, call, body)
         elif kind == MORE:
             asked = self._streams.get(call)
@@ -120,13 +217,13 @@ class ServerConnection(FrameProtocol):
     def _greet(self, body: memoryview) -> None:
         try:
             hello = _decode_hello(body)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise FramingError(f"its hello: {error}") from None
-        if hello.version != VERSION:
+        version = agreed_version(hello.version)
+        if not version:
             raise FramingError(f"its hello is of version {hello.version}")
         self._name = hello.name or "a process without a name"
-        methods = [method.name for method in self._server.methods]
-        self.send(HELLO, 0, _encode(Hello(VERSION, self._server.name, methods)))
+        self.send(HELLO, 0, _encode(Hello(version, self._server.name, self._server.method_names)))
         if self._server.is_closing:
             self.send(GOODBYE, 0)
 
@@ -141,6 +238,8 @@ class ServerConnection(FrameProtocol):
         method = self._server.methods[method_number]
         if method.is_stream != (kind == OPEN):
             raise FramingError(f"a call of {method.name} as what it is not")
+        if self._pulse is not None:
+            self._pulse.start()
         shard = self._server.shards.get(number)
         if shard is None or self._server.is_closing:
             self.send(AWAY, call)
@@ -149,8 +248,12 @@ class ServerConnection(FrameProtocol):
         try:
             decoded = method.decode_call(body[CALL.size :])
             context.run(enter, decoded.origin)
+        except UnknownArgumentError as error:
+            self._server.log.warning("a call from %s is of a later release: %s", self.peer, error)
+            self.send(AWAY, call)
+            return
         except DECODE_ERRORS as error:
-            log.error("a call of %s from %s can't be read: %s", method.name, self.peer, error)
+            self._server.log.error("a call of %s from %s can't be read: %s", method.name, self.peer, error)
             self.send(FAILED, call, encode_error(TopicsError(Reason.INTERNAL, "internal error"), method.name))
             return
         begin: Any = shard.stream if method.is_stream else shard.run
@@ -240,11 +343,14 @@ class ShardServer:
     def __init__(self, shards: Mapping[int, Shard], methods: list[RemoteMethod], name: str = "") -> None:
         self.shards = shards
         self.methods = methods
+        self.method_names = [method.name for method in methods]
         self.name = name
         self.connections: set[ServerConnection] = set()
         self.scratch = bytearray(256 << 10)
         self.is_closing = False
+        self.log = RateLimitedLogger(log)
         self._server: asyncio.Server | None = None
+        self._entrance: Entrance | None = None
         self._path: Path | None = None
         self._settled = asyncio.Event()
 
@@ -258,11 +364,23 @@ class ShardServer:
         self._server = await loop.create_unix_server(lambda: ServerConnection(self), str(path), backlog=_BACKLOG)
         self._path = path
 
+    async def listen_tcp(
+        self, sock: socket.socket, tls: ssl.SSLContext | None, identity: Identity, refused: Refused | None = None
+    ) -> None:
+        """Listen on a bound socket of TCP, which belongs to this server then, for nodes that prove themselves.
+
+        Calls `refused` for those that do not. Raises OSError.
+        """
+        entrance = self._entrance = Entrance(identity, refused)
+        await entrance.open(sock, lambda: ServerConnection(self, entrance), tls)
+
     async def drain(self, seconds: float) -> None:
         """Take no more calls, and wait for those under way; what is left after that time is broken off."""
         self.is_closing = True
         if self._server is not None:
             self._server.close()
+        if self._entrance is not None and not self._entrance.draining:
+            self._entrance.shut_down()
         for connection in list(self.connections):
             connection.send(GOODBYE, 0)
         try:

@@ -1,10 +1,12 @@
-"""Decoders of what processes that hold shards say to each other."""
+"""Decoders of what processes and nodes that hold shards say to each other."""
 
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from fuzz.target import Target
 from shards.samples import Samples
+from shards.wire_nodes import identity
 
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.queues import QueuesApi
@@ -24,7 +26,14 @@ from topics_service.engine.router.stretch import Stretch
 from topics_shards.wire import methods
 from topics_shards.wire.carriers import CALLERS
 from topics_shards.wire.errors import decode_error, encode_error
-from topics_shards.wire.framing import HEAD, FrameProtocol, FramingError
+from topics_shards.wire.framing import HEAD, HELLO, PROOF, FrameProtocol, FramingError
+from topics_shards.wire.handshake import (
+    CallerHandshake,
+    HandshakeError,
+    ServerHandshake,
+    decode_refusal,
+    encode_refusal,
+)
 from topics_shards.wire.methods import DECODE_ERRORS, RemoteMethod
 from topics_shards.wire.origin import OriginForm
 
@@ -121,6 +130,33 @@ def _joined(frames: list[tuple[int, int, bytes]]) -> bytes:
     return b"".join(HEAD.pack(len(body), kind, call) + body for kind, call, body in frames)
 
 
+_CALLER, _SERVER, _METHODS = identity("a"), identity("b"), ["TopicsApi.append", "TopicsApi.diff"]
+_HELLO = CallerHandshake(_CALLER, "b").hello
+_ANSWER = ServerHandshake(_SERVER, _METHODS).take(HELLO, memoryview(_HELLO))
+
+
+def _shaken_by_server(data: bytes) -> None:
+    ServerHandshake(_SERVER, _METHODS).take(HELLO, memoryview(data))
+
+
+def _proven_to_server(data: bytes) -> None:
+    """The end of a handshake, for which nobody can know the proof: its nonce is new."""
+    handshake = ServerHandshake(_SERVER, _METHODS)
+    handshake.take(HELLO, memoryview(_HELLO))
+    handshake.take(PROOF, memoryview(data))
+    raise AssertionError("the server takes it for a proof")
+
+
+def _shaken_by_caller(data: bytes) -> None:
+    handshake = CallerHandshake(_CALLER, "b")
+    handshake.take(HELLO, memoryview(data))
+    try:
+        handshake.take(PROOF, memoryview(_ANSWER[1][1]))
+    except HandshakeError:
+        return
+    raise AssertionError("the caller takes the proof of another connection")
+
+
 def _target(name: str, decode: Callable[[bytes], Any], samples: list[bytes], *covers: str) -> Target:
     return Target(
         name=name,
@@ -169,6 +205,34 @@ TARGETS = (
     _target("jobs from a shard", _CLAIM.decode_result, _results(_CLAIM, ClaimReply)),
     _target("batches from a shard", _FETCH.decode_result, _results(_FETCH, FetchReply), "carriers:_unpack_part"),
     _target("error from a shard", decode_error, _errors(), "errors", "errors:decode_error"),
+    Target(
+        name="hello of a node that calls",
+        decode=_shaken_by_server,
+        samples=[_HELLO],
+        errors=(HandshakeError,),
+        covers=("topics_shards.wire.handshake",),
+    ),
+    Target(
+        name="hello of a node that is called",
+        decode=_shaken_by_caller,
+        samples=[_ANSWER[0][1]],
+        errors=(HandshakeError,),
+        covers=(),
+    ),
+    Target(
+        name="proof of a node",
+        decode=_proven_to_server,
+        samples=[_ANSWER[1][1], msgspec.msgpack.encode("0" * 64)],
+        errors=(HandshakeError,),
+        covers=(),
+    ),
+    Target(
+        name="refusal of a node",
+        decode=lambda data: decode_refusal(memoryview(data)),
+        samples=[encode_refusal("the clusters differ")],
+        again=encode_refusal,
+        covers=("topics_shards.wire.handshake:decode_refusal",),
+    ),
     Target(
         name="frames between processes",
         decode=_frames,

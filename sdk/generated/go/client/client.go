@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"math"
 	mathrand "math/rand/v2"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -35,40 +36,49 @@ type Options struct {
 	TLS *tls.Config
 	// Retry limits how long calls wait for an absent server.
 	Retry Retry
+	// StayAtNodes keeps all calls at the nodes of the address, which forward them to the owners of topics in a cluster.
+	// By default calls go straight to the owner that an answer has named.
+	StayAtNodes bool
 	// Dial holds further options of gRPC.
 	Dial []grpc.DialOption
 }
 
-// Client is a connection to one server, for any number of goroutines. It connects with the first call, and again by
-// itself when the server comes back.
+// Client is a connection to one server, or to the nodes of a cluster, for any number of goroutines. It connects with
+// the first call, and again by itself when the server comes back.
 type Client struct {
-	// Topics, Queues, Watches, Routers, Groups and Admin are the generated clients of the same connection; calls get the key.
+	// Topics, Queues, Watches, Routers, Groups, SQL and Admin are the generated clients of the same connection; calls get
+	// the key.
 	Topics  topicsv1.TopicsServiceClient
 	Queues  topicsv1.QueueServiceClient
 	Watches topicsv1.WatchServiceClient
 	Routers topicsv1.RouterServiceClient
 	Groups  topicsv1.GroupServiceClient
+	SQL     topicsv1.SqlServiceClient
 	Admin   topicsv1.AdminServiceClient
 
-	connection *grpc.ClientConn
+	connection *routes
 	retry      Retry
 }
 
-// New makes a client of the server at address, host:port. It does not connect yet.
+// New makes a client of the server at address, host:port. Of a cluster it can name several nodes, up to 32 with commas,
+// and uses the first that it reaches. It does not connect yet.
 func New(address string, options Options) (*Client, error) {
+	nodes, err := nodesIn(address)
+	if err != nil {
+		return nil, err
+	}
 	secure := insecure.NewCredentials()
 	if options.TLS != nil {
 		secure = credentials.NewTLS(options.TLS)
 	}
-	dial := append([]grpc.DialOption{
+	dial := []grpc.DialOption{
 		grpc.WithTransportCredentials(secure),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(messageBytes), grpc.MaxCallSendMsgSize(messageBytes)),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
 			MinConnectTimeout: 5 * time.Second,
 		}),
-	}, options.Dial...)
+	}
 	if options.Key != "" {
 		keyed := func(ctx context.Context) context.Context {
 			return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+options.Key)
@@ -82,7 +92,14 @@ func New(address string, options Options) (*Client, error) {
 			}),
 		)
 	}
-	connection, err := grpc.NewClient(address, dial...)
+	connection, err := newRoutes(nodes, !options.StayAtNodes, func(target string) (*grpc.ClientConn, error) {
+		pings := keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}
+		if !slices.Contains(nodes, target) { // others would forward its calls if its machine is gone
+			pings = keepalive.ClientParameters{Time: 11 * time.Second, Timeout: 5 * time.Second}
+		}
+		all := append(slices.Clip(dial), grpc.WithKeepaliveParams(pings))
+		return grpc.NewClient(target, append(all, options.Dial...)...)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -92,6 +109,7 @@ func New(address string, options Options) (*Client, error) {
 		Watches:    topicsv1.NewWatchServiceClient(connection),
 		Routers:    topicsv1.NewRouterServiceClient(connection),
 		Groups:     topicsv1.NewGroupServiceClient(connection),
+		SQL:        topicsv1.NewSqlServiceClient(connection),
 		Admin:      topicsv1.NewAdminServiceClient(connection),
 		connection: connection,
 		retry:      options.Retry.filled(),

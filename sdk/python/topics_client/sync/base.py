@@ -24,6 +24,7 @@ class Base:
         retry: Retry = DEFAULT_RETRY,
         codec: Codec[Any] | None = None,
         read_from: ReadFrom = "owner",
+        follow_owners: bool = True,
     ) -> None:
         """`url` is `topics://KEY@HOST:PORT`, `topics+tls://…` or `HOST:PORT`; if omitted, TOPICS_URL, then
         `topics://127.0.0.1:4001`. `key` takes precedence over the key in the URL, which takes precedence over
@@ -33,14 +34,17 @@ class Base:
         `timeout` is the deadline in seconds of each attempt of a call. While the server is unavailable, idempotent
         calls are retried according to `retry`. `codec` encodes all appended values and is the default for records and
         jobs: see Codec. With `read_from="followers"` pages, topics and long reads come from the node at `url`, whether
-        it is the owner or not, with everything in them that this client has written and read before. Raises ValueError
-        for an invalid URL.
+        it is the owner or not, with everything in them that this client has written and read before. Calls go straight
+        to the node of a cluster that answers named as the owner, unless `follow_owners` is False. Raises ValueError for
+        an invalid URL.
         """
         if read_from not in ("owner", "followers"):
             raise ValueError(f"read_from is owner or followers, not {read_from!r}")
         self.codec = codec
         positions = Positions() if read_from == "followers" else None
-        self.connection = Connection(Address.parse(url, key=key), timeout=timeout, retry=retry, positions=positions)
+        self.connection = Connection(
+            Address.parse(url, key=key), timeout=timeout, retry=retry, positions=positions, follow_owners=follow_owners
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.address)!r})"

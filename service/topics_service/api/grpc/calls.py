@@ -9,6 +9,7 @@ import grpc
 from topics_service.api.grpc.handlers import Handler
 
 Metadata = tuple[tuple[str, str], ...]
+Trailing = tuple[tuple[str, str | bytes], ...]
 
 
 class Services:
@@ -40,15 +41,19 @@ class CallContext:
         self._metadata = metadata
         self._peer = peer
         self._code: grpc.StatusCode = grpc.StatusCode.OK
-        self._trailing: tuple[tuple[str, bytes], ...] = ()
+        self._trailing: Trailing = ()
 
     def invocation_metadata(self) -> Metadata:
         """The metadata of the request."""
         return self._metadata
 
-    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+    def trailing_metadata(self) -> Trailing:
         """Return the trailing metadata."""
         return self._trailing
+
+    def set_trailing_metadata(self, trailing_metadata: Trailing) -> None:
+        """Set the trailing metadata of a call that succeeds."""
+        self._trailing = trailing_metadata
 
     def peer(self) -> str:
         """The address of the client."""
@@ -61,16 +66,12 @@ class CallContext:
     async def send_initial_metadata(self, metadata: object) -> None:
         """Do nothing: the gateway sends its headers itself."""
 
-    async def abort(
-        self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, bytes], ...] = ()
-    ) -> NoReturn:
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Trailing = ()) -> NoReturn:
         """End the call with a status."""
         self.end(code, details, trailing_metadata)
         raise grpc.aio.AbortError
 
-    def end(
-        self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, bytes], ...] = ()
-    ) -> None:
+    def end(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Trailing = ()) -> None:
         """Set the status that the call has ended with."""
         self._code, self.details, self._trailing = code, details, trailing_metadata
 

@@ -21,7 +21,7 @@ from topics_service.api.grpc.handlers import OUR_METHODS, Context, Handler, func
 from topics_service.api.grpc.status import failure
 from topics_service.api.memory_wait import wait_for
 from topics_service.api.observers import NO_OBSERVERS, Observers
-from topics_service.api.request_context import RequestContext
+from topics_service.api.request_context import OWNER, RequestContext, current_request
 from topics_service.api.running import LostCallError, RunningCalls
 from topics_service.engine.errors import Reason, TopicsError, invalid
 
@@ -346,7 +346,11 @@ def _unary(
                 call_context.check(request)
                 answer = inner(request, context)
                 del request  # only the handler keeps it, as it may be large
-                return await answer
+                reply = await answer
+                current = current_request.get()
+                if current is not None and current.owner:
+                    context.set_trailing_metadata(((OWNER, current.owner),))
+                return reply
         except _OVER:
             raise
         except asyncio.CancelledError:
@@ -378,6 +382,9 @@ def _stream(
                         running.begin_sending()
                         yield reply
                         running.end_sending()
+                current = current_request.get()
+                if current is not None and current.owner:
+                    context.set_trailing_metadata(((OWNER, current.owner),))
         except _OVER:
             raise
         except asyncio.CancelledError:
@@ -432,4 +439,8 @@ async def _abort(context: Context, call_context: _CallContext, error: Exception)
         log.error("%s failed", call_context.method, exc_info=error)
         error = TopicsError(Reason.INTERNAL, "internal error")
     count_refusal(call_context.refusals, "grpc", error)
-    await context.abort(*failure(error))
+    code, details, trailing = failure(error)
+    current = current_request.get()
+    if current is not None and current.owner:
+        trailing = (*trailing, (OWNER, current.owner))
+    await context.abort(code, details, trailing)

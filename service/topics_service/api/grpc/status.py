@@ -22,7 +22,7 @@ class RpcFailure(NamedTuple):
 
     code: grpc.StatusCode
     details: str
-    trailing_metadata: tuple[tuple[str, bytes], ...]
+    trailing_metadata: tuple[tuple[str, str | bytes], ...]
 
 
 def failure(error: TopicsError) -> RpcFailure:
