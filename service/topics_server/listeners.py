@@ -23,7 +23,7 @@ from topics_server.settings import Settings
 from topics_server.tls import HTTP_PROTOCOLS
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
-from topics_service.api.checkpoints import Checkpoints
+from topics_service.api.checkpoints import CheckpointCalls
 from topics_service.api.grpc.calls import Calls
 from topics_service.api.grpc.guard import caller
 from topics_service.api.grpc.server import GrpcPort, create_calls
@@ -54,7 +54,7 @@ class Served(Protocol):
         ...
 
     @property
-    def checkpoints(self) -> Checkpoints | None:
+    def checkpoints(self) -> CheckpointCalls | None:
         """The checkpoints; None if the server makes none."""
         ...
 

@@ -123,7 +123,8 @@ class ClientConnection(FrameProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         if self._handshake is not None and self.transport is not None:
-            self._channel.failed(f"it ended the connection before it proved itself ({exc or 'without a cause'})")
+            cause = exc or "without a cause"  # as a node does that stops just then
+            self._channel.log.warning("%s ended the connection before it proved itself: %s", self.peer, cause)
         super().connection_lost(exc)
 
     def lost(self) -> None:
