@@ -149,7 +149,7 @@ class NodeComposition:
     def enter(self, term: ShardTerm) -> LocalWork:
         """Let calls come to a shard that this node owns, and begin its work."""
         number = term.ownership.shard
-        work = self._served.begin(term.core)
+        work = self._served.begin(term.core, term.standpoint)
         self.cores[number] = term.core
         self.shards.held[number] = self._serving[number] = term.shard
         self.shards.moved()
