@@ -7,6 +7,7 @@ import random
 import secrets
 import socket
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
@@ -163,6 +164,17 @@ class Cluster:
     def owned(self, node: Node) -> list[int]:
         """The shards that a node serves."""
         return [shard for shard, name in self.owners().items() if name == node.name]
+
+    def wait_until_spread(self, seconds: float = 120) -> None:
+        """Wait until each running node owns its share of the shards, and each shard has a follower."""
+
+        def spread() -> bool:
+            owned = Counter(self.owners().values())
+            least, names = self.shards // len(self.running), {node.name for node in self.running}
+            return owned.keys() == names and all(least <= count <= least + 1 for count in owned.values())
+
+        poll(spread, seconds, lambda: f"shards at all nodes: {self.owners()}; {self.logs()}", pause=0.05)
+        self.wait_for_followers(1, seconds)
 
     def wait_until_taken_over(self, node: Node, seconds: float = 20) -> None:
         """Wait until other nodes serve all shards."""
