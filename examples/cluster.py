@@ -1,4 +1,6 @@
-"""A cluster on this machine: three nodes, an object store (SeaweedFS), an etcd, and a writer that tells each failover.
+"""A cluster on this machine: three nodes with eight shards, an object store (SeaweedFS), an etcd, and a writer.
+
+The writer reports each failover of the shard that it writes to.
 
 `make run-cluster` runs it. It says which process to kill, starts killed nodes again, and ends all that it has started
 when it is interrupted (Ctrl-C) or terminated. All listens on loopback; the data is in a temporary directory.
@@ -19,6 +21,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ HERE = Path(sys.executable).parent
 KEYS = {"AWS_ACCESS_KEY_ID": "admin", "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}
 START_SECONDS = 60.0
 RESTART_SECONDS = 5.0
+SHARDS = 8
+SHARD = zlib.crc32(b"demo") % SHARDS  # of the topic demo, see docs/cluster.md
 DIE_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
 
 
@@ -163,7 +168,10 @@ class Cluster:
         self.store.until(self._s3)
         self.etcd.until(f"{self._etcd}/health")
         made = subprocess.run(
-            [str(HERE / "topics"), "cluster", "init"], env={**os.environ, **self.env}, capture_output=True, text=True
+            [str(HERE / "topics"), "cluster", "init", "--shards", str(SHARDS)],
+            env={**os.environ, **self.env},
+            capture_output=True,
+            text=True,
         )
         if made.returncode:
             raise StartError(made.stderr.strip())
@@ -182,15 +190,21 @@ class Cluster:
         for process in (*self.nodes, self.etcd, self.store):
             process.kill()
 
-    def owner(self) -> tuple[Node | None, int]:
-        """Return the owner that etcd knows, and its epoch."""
-        key = base64.b64encode(b"/topics/demo/owner/0").decode()
-        request = urllib.request.Request(f"{self._etcd}/v3/kv/range", json.dumps({"key": key}).encode())
+    def owners(self) -> dict[int, tuple[Node, int]]:
+        """Return the owners of the shards that etcd knows, each with its epoch."""
+        first, last = (base64.b64encode(f"/topics/demo/owner{end}".encode()).decode() for end in "/0")
+        request = urllib.request.Request(
+            f"{self._etcd}/v3/kv/range", json.dumps({"key": first, "range_end": last}).encode()
+        )
+        found = {}
+        nodes = {node.name: node for node in self.nodes}
         with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=5) as reply:
             for entry in json.load(reply).get("kvs", []):
-                found = json.loads(base64.b64decode(entry["value"]))
-                return next((node for node in self.nodes if node.name == found["node"]), None), found["epoch"]
-        return None, 0
+                shard = int(base64.b64decode(entry["key"]).rpartition(b"/")[2])
+                owner = json.loads(base64.b64decode(entry["value"]))
+                if owner["epoch"]:
+                    found[shard] = nodes[owner["node"]], owner["epoch"]
+        return found
 
     def revive(self) -> None:
         """Start nodes again that ended some seconds ago."""
@@ -287,7 +301,7 @@ def main() -> int:
 
 
 def follow(cluster: Cluster) -> None:
-    """Write, and tell of each change of the owner."""
+    """Write, and report each change of owners."""
     print(f"\nlogs and data: {cluster.store.log.parent}\n")
     for node in cluster.nodes:
         print(f"node {node.name}: {node.url}, gRPC {node.grpc}, Kafka {node.kafka}, pid {node.pid}")
@@ -297,19 +311,29 @@ def follow(cluster: Cluster) -> None:
     for words in ("tail -f demo", "cluster status"):
         print(f"  .venv/bin/topics {words} --server {cluster.nodes[1].grpc}")
     print("Ctrl-C ends everything.\n", flush=True)
-    writer, told = Writer(cluster), (None, 0)
+    writer, known = Writer(cluster), dict[int, tuple[Node, int]]()
     writer.begin()
     while True:
         writer.write()
         cluster.revive()
-        owner, epoch = cluster.owner()
-        if owner is not None and epoch and (owner, epoch) != told:
-            if told[1]:
+        owners = cluster.owners()
+        if len(owners) == SHARDS and owners != known:
+            show(cluster, owners)
+            if SHARD in known and owners[SHARD] != known[SHARD]:
                 print(f"longest pause between two acknowledged writes: {writer.longest_pause:.2f} s; {writer.check()}")
-            told = owner, epoch
-            print(f"owner: {owner.name}, epoch {epoch}. Kill it in another terminal:  kill -9 {owner.pid}", flush=True)
-            writer.longest_pause = 0.0
+            if owners[SHARD] != known.get(SHARD):
+                owner, epoch = owners[SHARD]
+                kill = f"kill -9 {owner.pid}"
+                print(f"owner of demo: {owner.name}, epoch {epoch}. Kill it in another terminal:  {kill}", flush=True)
+                writer.longest_pause = 0.0
+            known = owners
         time.sleep(0.02)
+
+
+def show(cluster: Cluster, owners: dict[int, tuple[Node, int]]) -> None:
+    """Print which node owns which shards."""
+    by_node = {node: [str(shard) for shard in sorted(owners) if owners[shard][0] is node] for node in cluster.nodes}
+    print("shards: " + "; ".join(f"{node.name} {', '.join(shards) or 'none'}" for node, shards in by_node.items()))
 
 
 if __name__ == "__main__":

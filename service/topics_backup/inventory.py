@@ -130,10 +130,10 @@ def _jump(engine: Engine, seqs: int) -> None:
     engine.sync()
 
 
-def read_everything(directory: Path, expected: list[Topic]) -> int:
+def read_everything(directory: Path, expected: list[Topic], place: Place = SINGLE) -> int:
     """Read every row and every record, compare topics with `expected`, and return how many records there are.
 
-    Raises BackupError that names the topic at fault.
+    `place` is that of a shard whose database it is. Raises BackupError that names the topic at fault.
     """
     with _damage("it"):
         store = RocksStore(directory)
@@ -141,7 +141,7 @@ def read_everything(directory: Path, expected: list[Topic]) -> int:
             for family in Family:
                 for _ in store.scan(family, *_EVERY_KEY):
                     pass
-            engine = Engine(store, _Beginning(), boot_id=_COPIED.decode())
+            engine = Engine(store, _Beginning(), boot_id=_COPIED.decode(), place=place)
             found = set(engine.catalog.topics)
             if found != {topic.topic for topic in expected}:
                 odd = sorted(found ^ {topic.topic for topic in expected})

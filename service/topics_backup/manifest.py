@@ -7,15 +7,19 @@ by content, which backups share.
 import hashlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from topics_backup.errors import BackupError, DamagedError
+from topics_service.storage.shardfiles import MOST_SHARDS
 
 FORMAT: Final = 1
+SHARDS_FORMAT: Final = 2
+"""The format of a backup of a directory with shards."""
 BACKUPS: Final = "backups/"
 FILES: Final = "files/"
 _ID: Final = re.compile(r"\d{8}T\d{9}Z-[0-9a-f]{6}", re.ASCII)
@@ -73,9 +77,17 @@ class LogPoint(Struct, frozen=True):
     written_ms: int
 
 
+class Part(Struct, frozen=True, kw_only=True):
+    """One shard in a backup; its members are as those of a Manifest."""
+
+    files: list[File]
+    topics: list[Topic]
+    log: LogPoint | None = None
+
+
 class Manifest(Struct, frozen=True, kw_only=True):
     """One backup. `new_bytes` counts the bytes copied for it, `created_ms` is its moment; `log` is None
-    where the server kept no log."""
+    where the server kept no log. That of a directory with shards has files and topics in `shards` only."""
 
     format: int
     id: str
@@ -88,11 +100,19 @@ class Manifest(Struct, frozen=True, kw_only=True):
     files: list[File]
     topics: list[Topic]
     log: LogPoint | None = None
+    shards: list[Part] | UnsetType = UNSET
 
     @property
     def key(self) -> str:
         """The name in the target."""
         return f"{BACKUPS}{self.id}.json"
+
+    @property
+    def databases(self) -> Sequence["Manifest"]:
+        """The manifest of each shard, as of a backup of that alone; itself where there are no shards."""
+        if self.shards is UNSET:
+            return [self]
+        return [replace(self, shards=UNSET, files=part.files, topics=part.topics, log=part.log) for part in self.shards]
 
 
 class _Sealed(Struct):
@@ -134,14 +154,17 @@ def decode(backup_id: str, data: bytes) -> Manifest:
         raise DamagedError(backup_id, f"{what} {error}") from error
     try:
         version = msgspec.json.decode(body, type=_Version).format
-        if version != FORMAT:
+        if version not in (FORMAT, SHARDS_FORMAT):
             raise BackupError(
-                f"{what} has the format {version}, this version reads {FORMAT}: use a later version of topics"
+                f"{what} has the format {version}, this version reads {FORMAT} and {SHARDS_FORMAT}: use a later "
+                "version of topics"
             )
         manifest = msgspec.json.decode(body, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedError(backup_id, f"{what} can't be read: {error}") from error
-    if manifest.id != backup_id or not is_database(manifest.files):
+    shards = None if manifest.shards is UNSET else len(manifest.shards)
+    is_of_format = shards is None if version == FORMAT else shards is not None and 1 <= shards <= MOST_SHARDS
+    if manifest.id != backup_id or not is_of_format or not all(is_database(each.files) for each in manifest.databases):
         raise DamagedError(backup_id, f"{what} contradicts itself")
     return manifest
 

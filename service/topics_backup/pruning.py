@@ -79,9 +79,10 @@ def _collect(target: Target, grace: float) -> tuple[int, int, int]:
             backup = repository.load(target, backup_id)
         except AbsentError:
             continue
-        needed.update(file.key for file in backup.files)
-        if backup.log is not None:
-            first[backup.log.line] = min(backup.log.number, first.get(backup.log.line, backup.log.number))
+        for each in backup.databases:
+            needed.update(file.key for file in each.files)
+            if each.log is not None:
+                first[each.log.line] = min(each.log.number, first.get(each.log.line, each.log.number))
     unneeded = {entry.name: entry for entry in target.list(FILES) if entry.name not in needed}
     mine = f"{LISTS}{secrets.token_hex(8)}.json"
     target.put(mine, msgspec.json.encode(sorted(unneeded)))

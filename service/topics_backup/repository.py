@@ -65,11 +65,12 @@ def check(target: Target, backup: Manifest, passed: set[str] | None = None) -> i
     """
     passed = set() if passed is None else passed
     total = 0
-    for file in backup.files:
-        if file.key not in passed:
-            for piece in content(target, backup, file):
-                total += len(piece)
-            passed.add(file.key)
+    for database in backup.databases:
+        for file in database.files:
+            if file.key not in passed:
+                for piece in content(target, backup, file):
+                    total += len(piece)
+                passed.add(file.key)
     return total
 
 

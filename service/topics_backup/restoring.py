@@ -9,10 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import UNSET
+
 from topics_backup import inventory, repository
 from topics_backup.errors import AbsentError, BackupError, DamagedError
 from topics_backup.manifest import Manifest
 from topics_backup.target import Target
+from topics_service.engine.placement import Place
+from topics_service.storage import shardfiles
 from topics_service.storage.checkpoint import FORMAT as STORE_FORMAT
 from topics_service.storage.checkpoint import READABLE_FORMATS
 from topics_service.storage.durable import sync
@@ -101,7 +105,10 @@ def _read_deep(target: Target, manifest: Manifest, scratch: Path | None) -> int:
         directory = Path(own) / "data"
         _restore(target, directory, manifest)
         try:
-            return inventory.read_everything(directory, manifest.topics)
+            return sum(
+                inventory.read_everything(path, each.topics, place)
+                for each, path, place in _databases(manifest, directory)
+            )
         except BackupError as error:
             raise DamagedError(manifest.id, str(error)) from error
 
@@ -110,29 +117,47 @@ def _restore(target: Target, directory: Path, manifest: Manifest, jump: int = 0)
     return make(target, directory, manifest, lambda _begun: None, jump)
 
 
+def _databases(manifest: Manifest, directory: Path) -> Iterator[tuple[Manifest, Path, Place]]:
+    """The manifest of each database, its directory, and its place."""
+    every = manifest.databases
+    for shard, each in enumerate(every):
+        yield each, directory if each is manifest else shardfiles.directory(directory, shard), Place(shard, len(every))
+
+
 def make(
     target: Target, directory: Path, manifest: Manifest, go_on: Callable[[Path], int | None], jump: int = 0
 ) -> Manifest:
-    """Make `directory` of a backup. `go_on` is called with the files in place, before they are opened; it may put the
-    log there that follows, and says with which row that ends. Raises as `restore` does, and the errors of `go_on`."""
+    """Make `directory` of a backup. `go_on` is called with the files of each database in place, before they are opened;
+    it may put the log there that follows, and says with which row that ends. Raises as `restore` does, and the errors
+    of `go_on`."""
     if manifest.store_format not in READABLE_FORMATS:
         raise BackupError(
             f"the backup {manifest.id} has a database of the format {manifest.store_format!r}, this version reads "
             f"{STORE_FORMAT!r}: use the version of topics that made it ({manifest.server_version}) or a later one"
         )
     with replacing(directory, manifest.id) as begun:
-        for file in manifest.files:
-            with (begun / file.name).open("xb") as out:
-                for piece in repository.content(target, manifest, file):
-                    out.write(piece)
-        next_seq = go_on(begun)
-        try:
-            inventory.settle(begun, jump, next_seq)
-        except BackupError as error:
-            if os.strerror(errno.ENOSPC) in str(error):  # RocksDB's errors are texts
-                raise
-            raise DamagedError(manifest.id, str(error)) from error
+        if manifest.shards is not UNSET:
+            shardfiles.create(begun, len(manifest.shards))
+        for each, path, place in _databases(manifest, begun):
+            make_private(path)
+            _fill(target, path, each, go_on, jump, place)
     return manifest
+
+
+def _fill(
+    target: Target, begun: Path, manifest: Manifest, go_on: Callable[[Path], int | None], jump: int, place: Place
+) -> None:
+    for file in manifest.files:
+        with (begun / file.name).open("xb") as out:
+            for piece in repository.content(target, manifest, file):
+                out.write(piece)
+    next_seq = go_on(begun)
+    try:
+        inventory.settle(begun, jump, next_seq, place=place)
+    except BackupError as error:
+        if os.strerror(errno.ENOSPC) in str(error):  # RocksDB's errors are texts
+            raise
+        raise DamagedError(manifest.id, str(error)) from error
 
 
 @contextmanager
@@ -145,7 +170,7 @@ def replacing(directory: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(begun, ignore_errors=True)  # of one that was killed
         make_private(begun)
         yield begun
-        for path in begun.iterdir():
+        for path in begun.rglob("*"):
             sync(path)
         sync(begun)
         check_free(directory)

@@ -20,7 +20,6 @@ from topics_cluster.checkpoint import Checkpoint, CheckpointError, Maker, entrie
 from topics_cluster.log import START
 from topics_cluster.objects import DamagedObjectError
 from topics_cluster.store import CLUSTER_KEY, POSITION_KEY
-from topics_service.engine.placement import Place
 from topics_service.storage import shardfiles
 from topics_service.storage.boot import boot_id
 from topics_service.storage.holding import Hold, in_use
@@ -173,17 +172,8 @@ def _copies(source: Path, shards: int) -> Iterator[Sequence[Path]]:
     if shards != (count or 1):
         has = "no shards" if count is None else counted(count, "shard")
         raise BackupError(f"{source} has {has}, and the cluster is to have {shards}")
-    with ExitStack() as stack:
-        if count is None:
-            copies = [stack.enter_context(offline(source, boot_id()))[0]]
-            stack.enter_context(_held(source))
-        else:
-            stack.enter_context(_held(source))
-            copies = [
-                stack.enter_context(offline(shardfiles.directory(source, shard), boot_id(), Place(shard, count)))[0]
-                for shard in range(count)
-            ]
-        yield copies
+    with offline(source, boot_id()) as (copy, _), _held(source):
+        yield [copy] if count is None else shardfiles.directories(copy)
 
 
 @contextmanager

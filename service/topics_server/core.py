@@ -77,6 +77,7 @@ class Core:
         """
         settings, traces = resources.settings, resources.traces
         self._settings = settings
+        self.store = store
         self.engine = engine = Engine(
             store,
             clock,

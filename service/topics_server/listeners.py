@@ -23,7 +23,7 @@ from topics_server.settings import Settings
 from topics_server.tls import HTTP_PROTOCOLS
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
-from topics_service.api.checkpoints import Checkpoints
+from topics_service.api.checkpoints import CheckpointCalls
 from topics_service.api.grpc.admin_servicer import BulkReader, BulkReaders
 from topics_service.api.grpc.calls import Calls
 from topics_service.api.grpc.guard import caller
@@ -55,7 +55,7 @@ class Served(Protocol):
         ...
 
     @property
-    def checkpoints(self) -> Checkpoints | None:
+    def checkpoints(self) -> CheckpointCalls | None:
         """The checkpoints; None if the server makes none."""
         ...
 

@@ -16,6 +16,7 @@ from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchApi
+from topics_shards.checkpoints import CheckpointsApi
 from topics_shards.process import ProcessApi
 from topics_shards.watches import ShardedWatches
 
@@ -120,6 +121,10 @@ CALLS: Final = (
     ProcessApi.figures,
     ProcessApi.stored_users,
     ProcessApi.replace_users,
+    CheckpointsApi.prepare,
+    CheckpointsApi.capture,
+    CheckpointsApi.create,
+    CheckpointsApi.release,
     WatchApi.follow,
     WatchApi.unfollow,
     ShardedWatches.open_here,

@@ -88,13 +88,19 @@ class HoldSender:
         settle: Callable[[int], Awaitable[None]],
         located: Located,
         *,
+        confirm: Callable[[], Awaitable[object]] | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         """`settle` waits until a ticket of the engine is durable; a move back that can't be sent within
-        `patience_seconds` is answered with `not_ready`."""
+        `patience_seconds` is answered with `not_ready`.
+
+        `confirm` raises unless this process owned the shard at a moment after the call. A former owner that does not
+        know of the next one would tell positions that have moved back since.
+        """
         self._shard = shard
         self._engine = engine
         self._settle = settle
+        self._confirm = confirm
         self._located = located
         self.patience_seconds = patience_seconds
         self._outboxes = {each: _Outbox(each) for each in range(located.shards.count) if each != shard}
@@ -102,12 +108,21 @@ class HoldSender:
         self._refused: dict[Key, None] = {}
         self._asking: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._limits: set[asyncio.Timeout] = set()
+        self._is_over = False
         self._log = RateLimitedLogger(logging.getLogger("topics.shards"))
 
     @classmethod
-    def serve(cls, shard: int, engine: Engine, api: TopicsApi, located: Located) -> "HoldSender":
+    def serve(
+        cls,
+        shard: int,
+        engine: Engine,
+        api: TopicsApi,
+        located: Located,
+        confirm: Callable[[], Awaitable[object]] | None = None,
+    ) -> "HoldSender":
         """Let the calls on groups and of consumers in a shard of this process reach the other shards, and start."""
-        sender = api.positions.sender = cls(shard, engine, api.settled, located)
+        sender = api.positions.sender = cls(shard, engine, api.settled, located, confirm=confirm)
         api.consumers.positions = ShardedPositions(located)
         if api.sql is not None:
             api.sql.consumers = ShardedConsumers(located)
@@ -123,8 +138,11 @@ class HoldSender:
             self._tasks.append(background.start(self._run(outbox)))
 
     async def stop(self) -> None:
-        """End; what is not sent yet is sent after the next start."""
-        self._engine.groups.index.on_moved = None
+        """End; what is not sent yet is sent after the next start. Calls that wait for that are refused at once."""
+        self._is_over = True
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(0)
         tasks = self._tasks if self._asking is None else [*self._tasks, self._asking]
         for task in tasks:
             task.cancel()
@@ -146,7 +164,8 @@ class HoldSender:
         """See MoveSender."""
         late = [(self._outboxes[shard], number) for shard, number in moves.items()]
         try:
-            async with asyncio.timeout(self.patience_seconds):
+            async with asyncio.timeout(0 if self._is_over else self.patience_seconds) as limit:
+                self._limits.add(limit)
                 for outbox, number in late:
                     await outbox.wait(number)
         except TimeoutError:
@@ -155,6 +174,8 @@ class HoldSender:
                 "positions have moved back, but a shard that retains records for the group has not confirmed it yet;"
                 " it learns of it as soon as it answers",
             ) from None
+        finally:
+            self._limits.discard(limit)
 
     @property
     def untold(self) -> int:
@@ -201,6 +222,8 @@ class HoldSender:
         is_first = not outbox.session
         if is_first:
             session = await calls.call(outbox.shard, MirrorsApi.begin, self._shard, outbox.is_new)
+            if self._confirm is not None:
+                await self._confirm()  # the session of a later owner ends this one
             outbox.session, outbox.is_new = session, False
             outbox.pending = self._all_of(outbox.shard)
         session = outbox.session

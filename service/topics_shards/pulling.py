@@ -48,6 +48,7 @@ class Puller:
         self._asking: dict[tuple[str, str], asyncio.Task[int | None]] = {}
         self._asked: dict[tuple[str, str], asyncio.Task[int | None]] = {}
         self._swept_to = ""
+        self._is_over = False
         self._log = RateLimitedLogger(logging.getLogger("topics.forwarder"))
 
     def start(self) -> None:
@@ -61,21 +62,30 @@ class Puller:
         self._keep(background.start(self._sweep()))
 
     async def stop(self) -> None:
-        """End all streams."""
+        """End all streams. Readers that wait for what was to come are refused: it comes after the next start."""
         self._routers.foreign.on_opened = self._routers.foreign.on_closed = lambda _source: None
-        self._api.pulls = None
+        self._is_over = True
         tasks = [*self._tasks.values(), *self._others, *self._asking.values(), *self._asked.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for source in self._routers.foreign:
+            source.fail(_shutting_down())
 
     async def head(self, topic: str, topic_id: str) -> int | None:
         """See Pulls. Calls that come while one is under way share the next one."""
+        if self._is_over:
+            raise _shutting_down()
         key = (topic, topic_id)
         task = self._asked.get(key)
         if task is None:
             task = self._asked[key] = background.start(self._ask(key))
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise _shutting_down() from None
+            raise
 
     # --------------------------------------------------------------- internals
 
@@ -191,3 +201,7 @@ class Puller:
     def _keep(self, task: "asyncio.Task[Any]") -> None:
         self._others.add(task)
         task.add_done_callback(self._others.discard)
+
+
+def _shutting_down() -> TopicsError:
+    return TopicsError(Reason.SHUTTING_DOWN, "the shard is shutting down")

@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from topics_service.api.request_context import note_answer
 from topics_service.engine.errors import Reason, TopicsError
 from topics_shards.calls import CALLS, READS
 from topics_shards.shards import LostCallError, Method, NotHereError, P, R, Shard, Shards, StreamMethod
-from topics_shards.wire.client import END_OF_STREAM, Channel, ClientConnection, GoneError
+from topics_shards.wire.client import END_OF_STREAM, Channel, ClientConnection, GoneError, Outgoing
 from topics_shards.wire.framing import MAX_FRAME
 from topics_shards.wire.methods import RemoteMethod
 from topics_shards.wire.origin import current_origin
@@ -26,6 +26,15 @@ _ASK_AGAIN_SECONDS: Final = 0.05  # a peer that does not serve a shard any more,
 def remote_methods() -> list[RemoteMethod]:
     """The methods of `CALLS`. Raises UncarriableError for one that can't be called from another process."""
     return [RemoteMethod(method, is_read=method in READS) for method in CALLS]
+
+
+class _Stream(NamedTuple):
+    """A stream that is open."""
+
+    shard: int
+    channel: Channel | None
+    connection: ClientConnection
+    outgoing: Outgoing
 
 
 class RemoteShards(Shards):
@@ -52,13 +61,19 @@ class RemoteShards(Shards):
         self._patience = patience
         self._moved = asyncio.Event()
         self._awaited: Counter[Channel] = Counter()  # the calls that wait for a connection
+        self._streams: set[_Stream] = set()
 
     def moved(self) -> None:
-        """Note that shards are elsewhere now: calls that wait for theirs look again."""
+        """Note that shards are elsewhere now: calls that wait for theirs look again, and streams from where a shard is
+        not any more are lost, also if its former owner does not know of that yet."""
         self._moved.set()
         self._moved = asyncio.Event()
         for channel in self._awaited:
             channel.wake()
+        for stream in list(self._streams):
+            owner = self.owners.get(stream.shard)
+            if stream.shard in self.local or (owner is not None and owner is not stream.channel):
+                stream.connection.lose(stream.outgoing)
 
     async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """See Shards."""
@@ -161,6 +176,8 @@ class RemoteShards(Shards):
         if connection is None:
             raise NotHereError
         outgoing = connection.open(shard, remote, body)
+        stream = _Stream(shard, self.owners.get(shard), connection, outgoing)
+        self._streams.add(stream)
         is_noted = False
         try:
             while True:
@@ -178,6 +195,7 @@ class RemoteShards(Shards):
         except GoneError:
             raise _lost(shard) from None
         finally:
+            self._streams.discard(stream)
             connection.cancel(outgoing)
 
     def can_send(self, shard: int) -> bool:

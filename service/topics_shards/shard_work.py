@@ -13,6 +13,7 @@ class ShardWork:
     """The work of one shard of this process."""
 
     def __init__(self, located: Located, api: TopicsApi, engine: Engine, clock: Clock) -> None:
+        """`clock` is the engine's, whose times are in its rows."""
         self.puller = Puller(located, api.routers, engine.routers, clock)
         self.sender = ShipmentSender(located, api, engine.queues, clock)
         self.mover = Mover(located, engine.parts.place.shard, engine.routers)

@@ -48,6 +48,7 @@ class ShipmentSender:
         self._stuck: set[str] = set()  # queues with a shipment that was refused
         self._tasks: set[asyncio.Task[Any]] = set()
         self._swept_to = b""
+        self._is_over = False
         self._log = RateLimitedLogger(logging.getLogger("topics.queues"))
 
     def start(self) -> None:
@@ -60,7 +61,7 @@ class ShipmentSender:
 
     async def stop(self) -> None:
         """End what is under way; it continues after the next start."""
-        self._api.queues.letters = None
+        self._is_over = True
         self._mover.on_elsewhere = lambda _queue: None
         tasks = list(self._tasks)
         for task in tasks:
@@ -69,12 +70,15 @@ class ShipmentSender:
 
     async def flush(self, queue: str) -> None:
         """Move the exhausted jobs of a queue, as far as that can be done soon."""
+        if self._is_over:
+            return
         task = self._begin(queue)
         if queue not in self._stuck:
             await asyncio.wait((task,), timeout=_PATIENCE_SECONDS)
 
     async def redrive(self, request: RedriveRequest, dead_letter: str) -> RedriveReply:
         """Bring the dead letters of a queue back from another shard, in slices."""
+        self._check()
         reply = RedriveReply(topic=request.topic, dead_letter=dead_letter, redriven=0)
         start, stop = request.start, 0
         while start and (left := _REDRIVEN_AT_ONCE if not request.max else request.max - reply.redriven) > 0:
@@ -98,6 +102,7 @@ class ShipmentSender:
         if offer is None:
             return reply
         count = await self._located.call(offer.dest, 0, QueuesApi.room, offer.dest, offer.sizes, may_create=False)
+        self._check()
         if count < len(offer.seqs):
             reply.resume = offer.seqs[count]
         shipment = self._mover.ship_back(dead_letter, offer, count)
@@ -107,6 +112,10 @@ class ShipmentSender:
         return reply
 
     # --------------------------------------------------------------- internals
+
+    def _check(self) -> None:
+        if self._is_over:
+            raise TopicsError(Reason.SHUTTING_DOWN, "the shard is shutting down")
 
     def _begin(self, queue: str) -> asyncio.Task[None]:
         task = self._moves.get(queue)

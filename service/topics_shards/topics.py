@@ -12,7 +12,7 @@ from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.topics import Settable, Submitted, TopicsApi
 from topics_service.api.watch import WatchCaps
-from topics_service.engine.clock import SystemClock
+from topics_service.engine.clock import Clock, SystemClock
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import (
@@ -58,8 +58,9 @@ class ShardedTopics:
         *,
         overload_ms: Callable[[], int] = lambda: 0,
         watch_caps: WatchCaps | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """`overload_ms` is how long to hold streams back: 0 without overload."""
+        """`overload_ms` is how long to hold streams back: 0 without overload. `clock` is that of the engines."""
         self.limits = limits
         self.health = health
         self.metrics = metrics
@@ -70,8 +71,8 @@ class ShardedTopics:
         self.groups = ShardedGroups(located, limits, observers)
         self.consumers = ShardedConsumers(located)
         self._waiting: set[Settable] = set()
-        self.routers = ShardedRouters(located, observers, SystemClock())
-        self.watches = ShardedWatches(located, self._admit, metrics.watch, overload_ms, watch_caps)
+        self.routers = ShardedRouters(located, observers, clock or SystemClock())
+        self.watches = ShardedWatches(located, self._admit, metrics.watch, overload_ms, watch_caps, clock=clock)
         self.queues = ShardedQueues(located, lambda principal: self.watches.connection(principal))
 
     async def put_topic(

@@ -180,7 +180,7 @@ def test_a_manifest_without_a_database_makes_none(
 def test_later_formats_are_refused_in_words(cli: Cli, target: Path, tmp_path: Path, made: list[dict[str, Any]]) -> None:
     path = manifest(target, made[2])
     whole = path.read_text()
-    for field, value, told in (("format", 2, "use a later version"), ("store_format", "topics-rocksdb-9", "rocksdb-9")):
+    for field, value, told in (("format", 3, "use a later version"), ("store_format", "topics-rocksdb-9", "rocksdb-9")):
         backup = json.loads(whole)["backup"] | {field: value}
         body = json.dumps(backup, separators=(",", ":"), ensure_ascii=False)
         path.write_text(f'{{"sha256":"{hashlib.sha256(body.encode()).hexdigest()}","backup":{body}}}')

@@ -31,7 +31,7 @@ def test_the_owner_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
         def owners() -> list[tuple[str, str, int]]:
             assert program.poll() is None, said.read_text()
             found = re.findall(
-                r"owner: (\w), epoch (\d+)\. Kill it in another terminal:  kill -9 (\d+)", said.read_text()
+                r"owner of demo: (\w), epoch (\d+)\. Kill it in another terminal:  kill -9 (\d+)", said.read_text()
             )
             return [(name, epoch, int(pid)) for name, epoch, pid in found]
 

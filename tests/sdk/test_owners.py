@@ -315,6 +315,7 @@ def test_links_that_are_not_used_are_closed(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(time, "monotonic", lambda: later)
     made[1].used = later
     routes.begin(("used", 0, ""))
+    routes.begin(("used", 0, ""))
     assert [link._is_closed for link in made] == [False, False, True, False]
     assert routes.begin(("idle", 0, "")) == (made[0], False), "the seed names the owner again"
 
@@ -330,6 +331,7 @@ def test_a_link_that_failed_is_closed_when_its_calls_have_ended() -> None:
     assert not stream._is_closed
     assert routes.begin(key) == (made[0], False)
     routes.end(stream)
+    routes.begin(key)
     assert stream._is_closed
 
 

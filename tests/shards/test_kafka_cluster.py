@@ -425,6 +425,15 @@ async def test_calls_of_groups_that_are_lost_lead_to_the_coordinator(cluster: Ka
         assert 16 not in _codes(again), (method, again)
 
 
+async def test_positions_that_can_not_be_read_now_are_asked_for_again(cluster: KafkaCluster, connect: Any) -> None:
+    client = connect(1)
+    await client.create("clicks", 3)
+    cluster.nodes[1].shards.lost_before["positions"] = 1
+    asked = {"group_id": group_of(5), "topics": None, "require_stable": False}
+    assert (await client.call(ApiKey.OFFSET_FETCH, 7, **asked))["error_code"] == 14, "16 crashes admins of librdkafka"
+    assert (await client.call(ApiKey.OFFSET_FETCH, 7, **asked))["error_code"] == 0
+
+
 async def test_calls_of_admins_that_are_lost_say_so(cluster: KafkaCluster, connect: Any) -> None:
     client = connect(1)
     shards = cluster.nodes[1].shards

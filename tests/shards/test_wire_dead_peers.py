@@ -8,14 +8,16 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Final
 
 import msgspec
 import pytest
 from shards.toy import METHODS, Toy
-from shards.wire_nodes import NODE, Served, Wire, identity, serving, wire
+from shards.wire_nodes import NODE, Served, Wire, calling_context, identity, listening_context, serving, wire
 
 from support.network import Network
+from support.tls_proxy import certificate
 from support.waiting import until
 from topics_service.engine.errors import Reason, TopicsError
 from topics_shards.shards import LostCallError
@@ -152,12 +154,14 @@ async def test_a_call_that_takes_long_is_no_silence(quick: None, caplog: pytest.
     assert "cut off" not in caplog.text
 
 
+@pytest.mark.parametrize("with_tls", [False, True], ids=["plain", "TLS"])
 async def test_a_node_that_reads_nothing_since_it_has_enough_is_no_silence(
-    quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    quick: None, with_tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server, "_MAX_HELD_BYTES", 1000)
-    async with serving() as served:
-        shards = served.shards_by(served.channel())
+    cert, key = map(str, certificate(tmp_path)) if with_tls else ("", "")
+    async with serving(tls=listening_context(cert, key) if with_tls else None) as served:
+        shards = served.shards_by(served.channel(tls=calling_context(cert) if with_tls else None))
         calls = [asyncio.create_task(shards.call(1, Toy.wait, f"{i}{'x' * 400_000}")) for i in range(9)]
         await until(lambda: bool(served.toy.began))
         await outlasts(calls[-1], 2 * pulse.SILENCE_SECONDS)

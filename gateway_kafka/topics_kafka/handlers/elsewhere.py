@@ -35,13 +35,11 @@ class Elsewhere(Generic[Q, R]):
     def start(self) -> None:
         """Make the calls. Those on one shard go out in the order in which they are started."""
         for shard, items in self._items.items():
-            self._calls[shard] = asyncio.ensure_future(self._call(shard, items))
+            call = self._calls[shard] = asyncio.ensure_future(self._call(shard, items))
+            call.add_done_callback(_retrieve)
 
     async def shown(self) -> None:
-        """Wait for the calls, which run on if this is cancelled, and show their outcomes.
-
-        Raises LostCallError if a call is lost.
-        """
+        """Wait for the calls, which run on if this is cancelled, and show their outcomes."""
         if not self._calls:
             self.start()
         await asyncio.wait(self._calls.values())
@@ -53,6 +51,12 @@ class Elsewhere(Generic[Q, R]):
                 outcomes = [self._failed(error)] * len(shows)
             for show, outcome in zip(shows, outcomes, strict=True):
                 show(outcome)
+
+
+def _retrieve(call: "asyncio.Future[list[R]]") -> None:
+    """Keep asyncio from complaining of an error that no client waits for any more."""
+    if not call.cancelled():
+        call.exception()
 
 
 def completed(answer: Message | Awaitable[Message], elsewhere: Elsewhere[Q, R] | None) -> Message | Awaitable[Message]:

@@ -71,6 +71,13 @@ def group_error_of(error: TopicsError) -> ErrorCode:
     return _GROUP_CODES.get(error.reason.code) or error_of(error)
 
 
+def positions_error_of(error: TopicsError) -> ErrorCode:
+    """The code in OffsetFetch. At a NOT_COORDINATOR there librdkafka's consumer gives up, and its admin client crashes;
+    all clients repeat the request to the same broker at a COORDINATOR_LOAD_IN_PROGRESS, and any broker answers."""
+    code = group_error_of(error)
+    return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if code is ErrorCode.NOT_COORDINATOR else code
+
+
 def list_error_of(error: TopicsError) -> ErrorCode:
     """The code in ListGroups, which no coordinator has to answer."""
     code = group_error_of(error)

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.answers import answered
-from topics_kafka.handlers.errors import group_error_of
+from topics_kafka.handlers.errors import group_error_of, positions_error_of
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_service.api.catalog import TopicView, uuid_of
 from topics_service.api.membership import Claim, CommitOutcome, PositionsReply, settled
@@ -153,7 +153,7 @@ class OffsetHandlers:
         return answered(
             lambda: self._membership.positions(name, member_id, epoch, names),
             fetched,
-            lambda refusal: {**nothing, "error_code": group_error_of(refusal)},
+            lambda refusal: {**nothing, "error_code": positions_error_of(refusal)},
         )
 
     def _all(self, context: Context, version: int, reply: PositionsReply) -> list[Message]:

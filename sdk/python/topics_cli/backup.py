@@ -127,9 +127,9 @@ def _create(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.line(facts)
     else:
-        what = output.listed(topic=len(made.topics), record=facts["records"])
+        what = output.listed(topic=facts["topics"], record=facts["records"])
         print(f"{made.id}: {what}, {output.size(made.bytes)}, of which {output.size(made.new_bytes)} were copied")
-    if made.log is not None:
+    if any(each.log is not None for each in made.databases):
         try:
             backup_log.tell_holes("create", shipping.ship(target, data_dir).holes)
         except (BackupError, OSError) as error:
@@ -241,7 +241,8 @@ def _restore(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.line(_facts(made) | {"data_dir": str(arguments.to)})
     else:
-        print(f"{made.id}: restored to {arguments.to}; serve it with: topics serve --data-dir {arguments.to}")
+        serving = backup_log.serving(arguments.to, with_shards=len(made.databases) > 1)
+        print(f"{made.id}: restored to {arguments.to}; serve it with: {serving}")
     return 0
 
 
@@ -285,8 +286,8 @@ def _facts(backup: "Manifest") -> dict[str, Any]:
     return {
         "id": backup.id,
         "created_ms": backup.created_ms,
-        "topics": len(backup.topics),
-        "records": sum(part.count for topic in backup.topics for part in topic.partitions),
+        "topics": len({topic.topic for each in backup.databases for topic in each.topics}),
+        "records": sum(part.count for each in backup.databases for topic in each.topics for part in topic.partitions),
         "bytes": backup.bytes,
         "new_bytes": backup.new_bytes,
         "server_version": backup.server_version,

@@ -41,6 +41,13 @@ SEVERAL_OPTIONS: Final = (*CHANNEL_OPTIONS, ("grpc.min_reconnect_backoff_ms", 2_
 """Those of a channel to one node of several: the time to connect, 20 s by default, is the time until the next is tried.
 """
 
+OWNER_OPTIONS: Final = (
+    *((name, value) for name, value in SEVERAL_OPTIONS if not name.startswith("grpc.keepalive_")),
+    ("grpc.keepalive_time_ms", 11_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+)
+"""Those of a channel to an owner: a machine that is gone is noticed sooner, as another node would forward the call."""
+
 _NO_ANSWER: Final = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -291,7 +298,9 @@ def is_repeatable(request: Message, said: bool | None) -> bool:
 
 def options_of(address: Address, node: Address) -> Sequence[tuple[str, int]]:
     """The options of a channel to a node of an address, or to an owner."""
-    return SEVERAL_OPTIONS if address.others or node.target != address.target else CHANNEL_OPTIONS
+    if node not in address.nodes:
+        return OWNER_OPTIONS
+    return SEVERAL_OPTIONS if address.others else CHANNEL_OPTIONS
 
 
 def closed(address: Address) -> TopicsError:

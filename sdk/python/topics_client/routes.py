@@ -107,6 +107,7 @@ class Routes:
         self._hints = Hints()
         self._owners: dict[str, Link] = {}
         self._left: list[Link] = []  # calls still run on them
+        self._closing: list[Link] = []
         self._sweep_at = time.monotonic() + _SWEEP_SECONDS
         self._away_until = 0.0  # the only configured node
         self._lock = Lock()
@@ -138,6 +139,8 @@ class Routes:
 
         A read that any node may answer goes to the configured node, unless that has failed.
         """
+        if self._closing:
+            self._close_left()
         if not len(self._hints):
             return self._configured, False
         now = time.monotonic()
@@ -159,7 +162,7 @@ class Routes:
             link.calls -= 1
             if not link.calls and link in self._left:
                 self._left.remove(link)
-                link.close()
+                self._closing.append(link)
 
     @property
     def nodes(self) -> int:
@@ -204,8 +207,14 @@ class Routes:
         """Close all links."""
         with self._lock:
             self._closed = True
-            links = [*self._links.values(), *self._owners.values(), *self._left]
-            self._owners, self._left = {}, []
+            links = [*self._links.values(), *self._owners.values(), *self._left, *self._closing]
+            self._owners, self._left, self._closing = {}, [], []
+        for link in links:
+            link.close()
+
+    def _close_left(self) -> None:
+        with self._lock:
+            links, self._closing = self._closing, []
         for link in links:
             link.close()
 
@@ -268,15 +277,15 @@ class Routes:
             self._leave(link)
 
     def _leave(self, link: Link) -> None:
-        """Close a link of an owner when its calls have ended."""
+        """Close a link of an owner when its calls have ended.
+
+        The next call does it: to close a channel waits for what runs on it, and this may be a callback of gRPC.
+        """
         if link in self._links.values():
             return
-        if not link.calls:
-            link.close()
-            return
-        self._left.append(link)
+        (self._left if link.calls else self._closing).append(link)
         if len(self._left) > _MAX_LEFT:
-            self._left.pop(0).close()
+            self._closing.append(self._left.pop(0))
 
     def _sweep(self, now: float, idle_seconds: float = _IDLE_SECONDS) -> None:
         """Close links to owners that are not used."""

@@ -79,7 +79,7 @@ class NodeBulk:
         self._statistics = statistics
 
     def topics(self, request: pb.BulkDiffRequest) -> BulkTopics:
-        """What answers a read: the rows of this node, if it follows the shard and the read does not follow the topic."""
+        """The topics to read from: those of this node's rows, if it follows the shard and the read has an end."""
         shard = None if request.follow else self._shards(self._shard_of(request.topic, request.partition))
         if shard is None or shard.place.term is not None or shard.reads.topics is None:
             return self._api

@@ -1,6 +1,7 @@
 """Figures of all shards in memory that the processes share: each writes those of its own shards, and any reads all."""
 
 import mmap
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -16,10 +17,11 @@ from topics_shards.health import together
 _REASONS: Final = ("", "not_ready", "shutting_down", "read_only")
 _AWAY: Final = 0  # a row that was never written
 _MILLION: Final = 1_000_000
+_MEETING_SECONDS: Final = 0.0005  # between two looks
 _LIMIT: Final = "min_free_bytes"
 
 # Positions in the row of a shard.
-_STATE, _PROGRESS, _TOPICS, _FREE, _SHORT, _PARTITIONS, _ROUTERS, _GROUPS, _NBYTES, _TAKEN = range(10)
+_STATE, _PROGRESS, _TOPICS, _FREE, _SHORT, _PARTITIONS, _ROUTERS, _GROUPS, _NBYTES, _TAKEN, _MEETING = range(11)
 _FIELDS: Final = 16  # of 8 bytes: rows of different processes are in different lines of the cache
 
 
@@ -63,6 +65,20 @@ class Board:
     def leave(self, shard: int) -> None:
         """Note that no process serves a shard at present."""
         self._values[shard * _FIELDS + _STATE] = _AWAY
+
+    def meet(self, process: int, processes: int, number: int, seconds: float) -> bool:
+        """Block until all processes are here with the same number, which is not used again; False if that takes too
+        long. Some may have gone on, should another one return False."""
+        values, deadline = self._values, time.monotonic() + seconds
+        values[process * _FIELDS + _MEETING] = number  # a process has a shard at least, so a row
+        while True:
+            there = values[_MEETING : processes * _FIELDS : _FIELDS].tolist()
+            if all(each == number for each in there):
+                return True
+            if -number in there or time.monotonic() > deadline:
+                values[process * _FIELDS + _MEETING] = -number
+                return False
+            time.sleep(_MEETING_SECONDS)
 
     def ready(self, shard: int) -> ReadyState:
         """The readiness of a shard."""

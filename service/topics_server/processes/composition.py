@@ -15,6 +15,8 @@ from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.kafka import KafkaShards
 from topics_service.engine.placement import SQL_SHARD
+from topics_service.storage import checkpoint
+from topics_shards.checkpoints import KEEPER, MEET_SECONDS, CheckpointsApi, ShardedCheckpoints
 from topics_shards.process import ProcessObjects
 from topics_shards.remote import RemoteShards, remote_methods
 from topics_shards.shards import LocalShards, Shard, Shards
@@ -38,7 +40,6 @@ class Composition:
     ) -> None:
         self.cores = cores
         self.authorizer = authorizer
-        self.checkpoints: Checkpoints | None = None
         self._share = share
         self._channels: dict[int, Channel] = {}
         self._server: ShardServer | None = None
@@ -59,8 +60,15 @@ class Composition:
         )
         metrics.others = served.reports
         self.api, self.audit = served.api, served.audit
+        own = CheckpointsApi({shard: core.store for shard, core in cores.items()}, self._meet)
+        self.checkpoints = ShardedCheckpoints(self._shards, own, self.api.observers)
+        if self._shards.process == KEEPER:
+            folder = resources.settings.data_path / "checkpoints"
+            make = apis[0].metrics.checkpoints.counted(self.checkpoints.maker())
+            own.kept = Checkpoints(folder, make, checkpoint.remove, self.health.ready)
+            own.kept.clear()
         if self._process is not None:
-            self._process.add(*served.objects)
+            self._process.add(*served.objects, own)
         for api in apis:
             served.connect(api)
 
@@ -84,6 +92,10 @@ class Composition:
 
     def _others(self) -> Iterable[int]:
         return map(self._shards.number_of, self._channels)
+
+    def _meet(self, number: int) -> bool:
+        share = self._share
+        return share is None or share.board.meet(share.process, share.processes, number, MEET_SECONDS)
 
     async def open(self) -> None:
         """Take calls of the other processes from now on. Raises OSError."""

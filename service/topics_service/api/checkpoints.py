@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -34,6 +34,16 @@ class Held(Struct, frozen=True, kw_only=True):
     expires_ms: int
     topics: int
     bytes: int
+
+
+class CheckpointCalls(Protocol):
+    """Makes checkpoints for clients."""
+
+    async def create(self, ttl_ms: int = 0) -> Held:
+        """See Checkpoints, as for the other one."""
+        ...
+
+    async def release(self, checkpoint_id: str) -> bool: ...
 
 
 class Checkpoints:
@@ -133,6 +143,8 @@ class Checkpoints:
                 topics = self._ready().topics
                 try:
                     size = await asyncio.to_thread(self._made, path)
+                except TopicsError:
+                    raise
                 except Exception as error:
                     log.exception("no checkpoint")
                     raise TopicsError(Reason.INTERNAL, "the checkpoint failed; the server's log says why") from error
@@ -149,7 +161,7 @@ class Checkpoints:
     def _made(self, path: Path) -> int:
         with self._observers("topics.checkpoint.create", {"topics.checkpoint": path.name}):
             self._make(path)
-        return sum(file.stat().st_size for file in path.iterdir())
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
     def _abandon(self, task: "asyncio.Task[Held]") -> None:
         if not task.cancelled() and task.exception() is None:

@@ -69,6 +69,7 @@ class PartsApi:
         self._shards: ShardCalls | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._waiting: dict[str, list[_Waiter]] = {}
+        self._is_over = False
         self._log = RateLimitedLogger(logging.getLogger("topics.server"))
 
     def connect(self, shards: ShardCalls) -> None:
@@ -83,7 +84,8 @@ class PartsApi:
             self._begin(name)
 
     def stop(self) -> None:
-        """End what is under way; it continues after the next start."""
+        """End what is under way, and begin nothing more; it continues after the next start."""
+        self._is_over = True
         self._parts.on_pending = lambda _name: None
         for task in self._tasks.values():
             task.cancel()
@@ -190,6 +192,8 @@ class PartsApi:
             raise TopicsError(Reason.NOT_READY, f"shard {shard} does not answer") from error
 
     def _calls(self) -> ShardCalls:
+        if self._is_over:
+            raise TopicsError(Reason.SHUTTING_DOWN, "the server is shutting down")
         if self._shards is None:
             raise TopicsError(Reason.NOT_READY, "the other shards are not connected yet")
         return self._shards

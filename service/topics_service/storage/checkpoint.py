@@ -36,22 +36,38 @@ def create(store: RocksStore, path: Path) -> None:
     """
     make_private(path.parent)
     try:
-        _check_room(store, path.parent)
-        for family in store._families:
-            family.flush(False)
-        deadline = time.monotonic() + _FLUSH_SECONDS  # after which it is slower, not wrong
-        while time.monotonic() < deadline and _is_flushing(store):
-            time.sleep(_LOOK_SECONDS)
-        store.sync()
-        Checkpoint(store._db).create_checkpoint(str(path))
-        for file in path.iterdir():  # RocksDB's own are durable; rocksdict puts one beside them
-            if not file.name.endswith(".sst"):
-                durable.sync(file)
-        durable.sync(path)
-        durable.sync(path.parent)
+        prepare(store, path.parent)
+        capture(store, path)
+        finish(path)
     except Exception as error:  # rocksdict raises bare Exception
         remove(path)
         raise StoreError(f"can't make the checkpoint {path}: {error}") from error
+
+
+def prepare(store: RocksStore, parent: Path) -> None:
+    """Write most of the memtables out, so that a checkpoint in `parent` takes little. Blocks as `create`; raises
+    StoreError."""
+    _check_room(store, parent)
+    for family in store._families:
+        family.flush(False)
+    deadline = time.monotonic() + _FLUSH_SECONDS  # after which it is slower, not wrong
+    while time.monotonic() < deadline and _is_flushing(store):
+        time.sleep(_LOOK_SECONDS)
+    store.sync()
+
+
+def capture(store: RocksStore, path: Path) -> None:
+    """Make the checkpoint, which is of this moment, and not durable yet. Raises what rocksdict raises."""
+    Checkpoint(store._db).create_checkpoint(str(path))
+
+
+def finish(path: Path) -> None:
+    """Make the files of a checkpoint durable. Raises OSError."""
+    for file in path.iterdir():  # RocksDB's own are durable; rocksdict puts one beside them
+        if not file.name.endswith(".sst"):
+            durable.sync(file)
+    durable.sync(path)
+    durable.sync(path.parent)
 
 
 def remove(path: Path) -> None:

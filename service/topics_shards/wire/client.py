@@ -123,7 +123,8 @@ class ClientConnection(FrameProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         if self._handshake is not None and self.transport is not None:
-            self._channel.failed(f"it ended the connection before it proved itself ({exc or 'without a cause'})")
+            cause = exc or "without a cause"  # as a node does that stops just then
+            self._channel.log.warning("%s ended the connection before it proved itself: %s", self.peer, cause)
         super().connection_lost(exc)
 
     def lost(self) -> None:
@@ -178,6 +179,12 @@ class ClientConnection(FrameProtocol):
             self.send(CANCEL, outgoing.number)
             if len(self._calls) == _MAX_CALLS - 1:
                 self._channel.wake()
+
+    def lose(self, outgoing: Outgoing) -> None:
+        """End a call, and fail it for its caller as if the connection had broken."""
+        self.cancel(outgoing)
+        if not outgoing.done.done():
+            outgoing.done.set_exception(GoneError())
 
     def take(self, kind: int, call: int, body: memoryview) -> None:
         """See FrameProtocol."""

@@ -171,7 +171,7 @@ class ServerConnection(FrameProtocol):
 
     def expire(self) -> None:
         """End a connection that has not proven itself in time."""
-        if not self._is_refused and self._entrance is not None:
+        if self.transport is not None and not self._is_refused and self._entrance is not None:
             self._entrance.note(address_of(self.transport), "it has not proven in time that it is a node")
         self.abort()
 
@@ -253,7 +253,7 @@ class ServerConnection(FrameProtocol):
             self.send(AWAY, call)
             return
         except DECODE_ERRORS as error:
-            log.error("a call of %s from %s can't be read: %s", method.name, self.peer, error)
+            self._server.log.error("a call of %s from %s can't be read: %s", method.name, self.peer, error)
             self.send(FAILED, call, encode_error(TopicsError(Reason.INTERNAL, "internal error"), method.name))
             return
         begin: Any = shard.stream if method.is_stream else shard.run

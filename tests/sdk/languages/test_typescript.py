@@ -40,6 +40,11 @@ def test_what_is_installed_is_what_is_generated() -> None:
         assert compiled.stat().st_mtime >= source.stat().st_mtime, f"{compiled} is older than its source"
 
 
+def test_what_it_remembers_of_owners_is_bounded(run: Callable[..., str]) -> None:
+    printed = run("node", "--test", "--test-reporter=tap", "routes.test.mjs", cwd=NODE)
+    assert len(re.findall(r"^ok \d+ - ", printed, re.MULTILINE)) >= 9
+
+
 def test_scenario(scenario: dict[str, str], steps: list[str], run: Callable[..., str]) -> None:
     printed = run("node", "--test", "--test-reporter=tap", "scenario.test.mjs", cwd=NODE, env=scenario)
     assert re.findall(r"^    ok \d+ - (\w+)$", printed, re.MULTILINE) == steps

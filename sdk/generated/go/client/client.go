@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"math"
 	mathrand "math/rand/v2"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -70,15 +71,14 @@ func New(address string, options Options) (*Client, error) {
 	if options.TLS != nil {
 		secure = credentials.NewTLS(options.TLS)
 	}
-	dial := append([]grpc.DialOption{
+	dial := []grpc.DialOption{
 		grpc.WithTransportCredentials(secure),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(messageBytes), grpc.MaxCallSendMsgSize(messageBytes)),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
 			MinConnectTimeout: 5 * time.Second,
 		}),
-	}, options.Dial...)
+	}
 	if options.Key != "" {
 		keyed := func(ctx context.Context) context.Context {
 			return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+options.Key)
@@ -93,7 +93,12 @@ func New(address string, options Options) (*Client, error) {
 		)
 	}
 	connection, err := newRoutes(nodes, !options.StayAtNodes, func(target string) (*grpc.ClientConn, error) {
-		return grpc.NewClient(target, dial...)
+		pings := keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}
+		if !slices.Contains(nodes, target) { // others would forward its calls if its machine is gone
+			pings = keepalive.ClientParameters{Time: 11 * time.Second, Timeout: 5 * time.Second}
+		}
+		all := append(slices.Clip(dial), grpc.WithKeepaliveParams(pings))
+		return grpc.NewClient(target, append(all, options.Dial...)...)
 	})
 	if err != nil {
 		return nil, err

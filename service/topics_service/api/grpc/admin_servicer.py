@@ -10,7 +10,7 @@ from grpc.aio import ServicerContext
 import topics_service
 from topics_proto.v1 import admin_service_pb2 as pb
 from topics_proto.v1 import admin_service_pb2_grpc
-from topics_service.api.checkpoints import Checkpoints
+from topics_service.api.checkpoints import CheckpointCalls
 from topics_service.api.cluster import ClusterApi
 from topics_service.api.grpc.guard import caller
 from topics_service.api.metrics.collector import JSON_TYPE, TEXT_TYPE, Exposition
@@ -73,7 +73,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         self,
         api: Probed,
         bulk_readers: FindBulkReaders = no_bulk_readers,
-        checkpoints: Checkpoints | None = None,
+        checkpoints: CheckpointCalls | None = None,
         cluster: ClusterApi | None = None,
     ) -> None:
         self._api = api
@@ -131,7 +131,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         released = await self._own_checkpoints().release(request.checkpoint_id)
         return pb.ReleaseCheckpointResponse(released=released)
 
-    def _own_checkpoints(self) -> Checkpoints:
+    def _own_checkpoints(self) -> CheckpointCalls:
         if self._checkpoints is None:
             raise invalid("this server makes no checkpoints: it can be stopped, and its data directory copied")
         return self._checkpoints

@@ -27,7 +27,7 @@ from topics_proto.v1 import (
 from topics_proto.v1.topics_service_pb2 import BulkDiffRequest
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.bulk import BulkTopics
-from topics_service.api.checkpoints import Checkpoints
+from topics_service.api.checkpoints import CheckpointCalls
 from topics_service.api.cluster import ClusterApi
 from topics_service.api.grpc import health
 from topics_service.api.grpc.admin_servicer import AdminServicer, FindBulkReaders, Probed, no_bulk_readers
@@ -130,7 +130,7 @@ def create_calls(
     *,
     authorizer: Authorizer | None = None,
     bulk_readers: FindBulkReaders = no_bulk_readers,
-    checkpoints: Checkpoints | None = None,
+    checkpoints: CheckpointCalls | None = None,
     cluster: ClusterApi | None = None,
     observer: CallObserver | None = None,
     running: RunningCalls | None = None,
@@ -178,7 +178,7 @@ class GrpcServer:
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         authorizer: Authorizer | None = None,
         bulk_readers: FindBulkReaders = no_bulk_readers,
-        checkpoints: Checkpoints | None = None,
+        checkpoints: CheckpointCalls | None = None,
         credentials: grpc.ServerCredentials | None = None,
         observer: CallObserver | None = None,
         max_connections: int = 0,

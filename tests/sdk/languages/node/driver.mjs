@@ -4,6 +4,8 @@
  * Prints one JSON object a line. A line on stdin ends an endless scenario. With TOPICS_HTTP it is the client for
  * browsers, over HTTP; else that for Node, over gRPC.
  */
+import { readFileSync } from "node:fs";
+
 import { connect as connectHttp } from "topics-sdk/browser";
 import { connect, GrpcTopicsClient, TopicsError } from "topics-sdk/node";
 
@@ -16,7 +18,12 @@ process.stdin.once("data", () => stop.abort());
 const retry = { totalMs: 120_000 }; // more than two lost calls take
 const topics = process.env.TOPICS_HTTP
   ? connectHttp(process.env.TOPICS_HTTP, { retry })
-  : connect(process.env.TOPICS_ADDRESS, { retry });
+  : connect(process.env.TOPICS_ADDRESS, {
+      retry,
+      followOwners: !process.env.TOPICS_STAY,
+      key: process.env.TOPICS_KEY ?? "",
+      ...(process.env.TOPICS_CA && { tls: { ca: readFileSync(process.env.TOPICS_CA) } }),
+    });
 
 /** @type {Record<string, () => Promise<void>>} */
 const operations = {

@@ -135,7 +135,12 @@ def work(topics: TopicsClient, ask: dict[str, Any]) -> None:
     tell(acked=did.acked, retried=did.retried, released=did.released, lost_count=did.lost)
 
 
-with TopicsClient(os.environ["TOPICS_ADDRESS"], retry=Retry(seconds=120)) as client:
+with TopicsClient(
+    os.environ["TOPICS_ADDRESS"],
+    key=os.environ.get("TOPICS_KEY"),
+    retry=Retry(seconds=120),
+    follow_owners="TOPICS_STAY" not in os.environ,
+) as client:
     try:
         {"read": read, "watch": watch, "append": append, "produce": produce, "work": work}[sys.argv[1]](
             client, json.loads(sys.argv[2])

@@ -6,6 +6,8 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -50,7 +52,10 @@ func main() {
 	log.SetFlags(0)
 	var ask request
 	must(json.Unmarshal([]byte(os.Args[2]), &ask))
-	topics, err := client.New(os.Getenv("TOPICS_ADDRESS"), client.Options{Retry: client.Retry{Total: 120 * time.Second}})
+	topics, err := client.New(os.Getenv("TOPICS_ADDRESS"), client.Options{
+		Retry: client.Retry{Total: 120 * time.Second}, StayAtNodes: os.Getenv("TOPICS_STAY") != "",
+		Key: os.Getenv("TOPICS_KEY"), TLS: roots(os.Getenv("TOPICS_CA")),
+	})
 	must(err)
 	defer topics.Close()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -73,6 +78,18 @@ func main() {
 		return
 	}
 	must(err)
+}
+
+// roots is TLS that trusts the certificates in a file; nil without one.
+func roots(file string) *tls.Config {
+	if file == "" {
+		return nil
+	}
+	text, err := os.ReadFile(file)
+	must(err)
+	trusted := x509.NewCertPool()
+	trusted.AppendCertsFromPEM(text)
+	return &tls.Config{RootCAs: trusted}
 }
 
 func read(ctx context.Context, topics *client.Client, ask request) error {
