@@ -1,4 +1,4 @@
-"""Bulk reads of nodes with many shards: ListBulkReaders names a partition's nodes, and followers read their own rows."""
+"""Bulk reads of nodes with many shards: ListBulkReaders names nodes by partition, and followers read their own rows."""
 
 from pathlib import Path
 
