@@ -109,7 +109,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     @property
     def databases(self) -> Sequence["Manifest"]:
-        """What it says of each shard, as of a backup of that alone; itself where there are no shards."""
+        """The manifest of each shard, as of a backup of that alone; itself where there are no shards."""
         if self.shards is UNSET:
             return [self]
         return [replace(self, shards=UNSET, files=part.files, topics=part.topics, log=part.log) for part in self.shards]

@@ -37,7 +37,7 @@ class Held(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointCalls(Protocol):
-    """Who makes checkpoints for clients."""
+    """Makes checkpoints for clients."""
 
     async def create(self, ttl_ms: int = 0) -> Held:
         """See Checkpoints, as for the other one."""
