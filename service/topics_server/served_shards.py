@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from topics_server.core import Core
@@ -42,10 +42,12 @@ _REPORT_SECONDS: Final = 5.0
 class LocalWork:
     """The work of a shard of this process with the others. Begins at once."""
 
-    def __init__(self, located: Located, core: Core) -> None:
+    def __init__(self, located: Located, core: Core, confirm: Callable[[], Awaitable[object]] | None = None) -> None:
+        """`confirm` is that of HoldSender."""
         self._parts = core.api.parts
         self._parts.resume()
-        self._holds = HoldSender.serve(core.engine.parts.place.shard, core.engine, core.api, located)
+        shard = core.engine.parts.place.shard
+        self._holds = HoldSender.serve(shard, core.engine, core.api, located, confirm)
         self._work = ShardWork(located, core.api, core.engine, SystemClock())
         self._work.start()
 
@@ -98,6 +100,10 @@ class ServedShards:
         self.objects = (ProcessApi(metrics.report, authorizer.users), self.api.watches)
         """Those that other processes call on this one."""
 
+    def shard_of(self, topic: str, partition: int) -> int:
+        """The shard of a partition, as far as this process knows."""
+        return self._located.shard(topic, partition)
+
     # ------------------------------------------------------- shards that are here
 
     def connect(self, api: TopicsApi) -> None:
@@ -107,10 +113,11 @@ class ServedShards:
             api.sql.placements = SqlPlacements(self._located)
             api.sql.users.spread = self._spread
 
-    def begin(self, core: Core) -> "LocalWork":
-        """Begin what a shard does by itself. Call it once its engine has recovered, before calls come."""
+    def begin(self, core: Core, confirm: Callable[[], Awaitable[object]] | None = None) -> "LocalWork":
+        """Begin what a shard does by itself. Call it once its engine has recovered, before calls come. `confirm` raises
+        if another process owns the shard by now."""
         self._kafka.join(core.api)
-        return LocalWork(self._located, core)
+        return LocalWork(self._located, core, confirm)
 
     # ------------------------------------------------------------------ Kafka
 

@@ -149,7 +149,7 @@ class NodeComposition:
     def enter(self, term: ShardTerm) -> LocalWork:
         """Let calls come to a shard that this node owns, and begin its work."""
         number = term.ownership.shard
-        work = self._served.begin(term.core)
+        work = self._served.begin(term.core, term.standpoint)
         self.cores[number] = term.core
         self.shards.held[number] = self._serving[number] = term.shard
         self.shards.moved()
@@ -203,6 +203,10 @@ class NodeComposition:
 
     moved = _reach
     """Called when a shard is somewhere else than before."""
+
+    def shard_of(self, topic: str, partition: int) -> int:
+        """The shard of a partition, as far as this node knows."""
+        return self._served.shard_of(topic, partition)
 
     def _others(self) -> Iterable[int]:
         return [self._numbers[name] for name in self._channels]
