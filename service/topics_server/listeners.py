@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from topics_server.tls import HTTP_PROTOCOLS
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
 from topics_service.api.checkpoints import CheckpointCalls
+from topics_service.api.grpc.admin_servicer import BulkReader, BulkReaders
 from topics_service.api.grpc.calls import Calls
 from topics_service.api.grpc.guard import caller
 from topics_service.api.grpc.server import GrpcPort, create_calls
@@ -185,9 +186,10 @@ class Listeners:
         self._http = http_server(resources, resources.traces.app(app))
         self._kafka: KafkaServer | None = None
 
-    def _bulk_readers(self) -> Sequence[tuple[str, int]]:
+    def _bulk_readers(self, topic: str, partition: int) -> BulkReaders:
         """The bulk readers that know the caller: those of CREATE USER are known to the server only."""
-        return () if self._served.authorizer.users.is_stored(caller()) else self._readers.addresses()
+        is_stored = self._served.authorizer.users.is_stored(caller())
+        return BulkReaders() if is_stored else BulkReaders([BulkReader(*each) for each in self._readers.addresses()])
 
     def reload(self) -> Reload:
         """The work of a SIGHUP: keys, users, certificates and the audit log are read, or opened, again."""

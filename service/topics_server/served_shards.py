@@ -100,6 +100,10 @@ class ServedShards:
         self.objects = (ProcessApi(metrics.report, authorizer.users), self.api.watches)
         """Those that other processes call on this one."""
 
+    def shard_of(self, topic: str, partition: int) -> int:
+        """The shard of a partition, as far as this process knows."""
+        return self._located.shard(topic, partition)
+
     # ------------------------------------------------------- shards that are here
 
     def connect(self, api: TopicsApi) -> None:

@@ -1,9 +1,8 @@
 """Checkpoints of all shards of a server, of one moment: all processes pause in front of it.
 
 Process 0 makes and keeps them; any process answers the calls of clients. Each process first writes out its memtables,
-beside its calls. Then it stops its event loop until all have done so (`meet`), and captures its shards before it
-serves again. So what a shard has written because of a write of another one is in the checkpoint only together with that
-write.
+beside its calls. Then it stops its event loop until all have done so (`meet`), and captures its shards before it serves
+again. So what a shard has written because of a write of another one is in the checkpoint only together with that write.
 """
 
 import asyncio

@@ -1,6 +1,9 @@
 """Reading a range of a topic as Arrow batches, over breaks of the connection."""
 
+import os
 import random
+import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,6 +24,8 @@ _SERVER_FRAME: Final = 256 << 10  # a frame takes the time of writers there
 _READER_FRAME: Final = 1 << 20
 _SERVER_SILENCE: Final = 60.0  # seconds without a frame until the read starts again
 _READER_SILENCE: Final = 10.0  # then it continues at the server
+_AVOID_SECONDS: Final = 30.0
+_MAX_NODES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +75,31 @@ class TopicResetError(TopicsError):
     """The head lies in front of the end of a range that was planned: the server was restored to an older state."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A way to the records of a partition."""
+
+    connection: Connection
+    frame_bytes: int
+    silence: float
+
+
 class Fetcher:
-    """Reads ranges from one server, or from its bulk readers where it has some."""
+    """Reads ranges from one server, or from its bulk readers where it has some.
+
+    In a cluster with several shards each range comes from a follower of its partition, or else straight from the owner.
+    Of several, those in the zone are preferred that TOPICS_ZONE names in the environment of this process.
+    """
 
     def __init__(self, address: Address, *, retry: Retry = DEFAULT_RETRY) -> None:
         """`retry` limits the time of retries without progress."""
         self._address = address
         self._retry = retry
-        self._server = Connection(address, retry=retry)
-        self._readers: list[Connection] | None = None
+        self._zone = os.environ.get("TOPICS_ZONE", "")
+        self._server = _Source(Connection(address, retry=retry), _SERVER_FRAME, _SERVER_SILENCE)
+        self._nodes: OrderedDict[tuple[str, int], Connection] = OrderedDict()  # those used last
+        self._avoided: dict[tuple[str, int], float] = {}  # those that did not answer, and until when
+        self._found: admin_pb.ListBulkReadersResponse | None = None  # where it is the same for all topics
 
     def read(self, wanted: SeqRange, parts: Parts = ALL) -> Iterator[pa.RecordBatch | Gap]:
         """The records of the range in order of seq, with each gap in front of what follows it.
@@ -89,7 +110,7 @@ class Fetcher:
         recreated since the range was planned; TopicResetError, that the server has lost its end; UnavailableError, that
         the server did not answer for as long as `retry` allows.
         """
-        cursor, source, patience = wanted.first - 1, self._source(), Patience(self._retry)
+        cursor, source, patience = wanted.first - 1, self._source(wanted), Patience(self._retry)
         while cursor < wanted.last:
             try:
                 for got in self._frames(source, wanted, parts, cursor):
@@ -99,21 +120,21 @@ class Fetcher:
                         cursor = got
                         patience.renew()
             except TopicsError as error:
-                if source is not self._server:  # a bulk reader may know less than the server: ask that
+                if source is not self._server:  # another may know less than the server: ask that
                     self._drop(source, error)
                     source = self._server
                 elif not (isinstance(error, UnavailableError) and patience.waited(error)):
                     raise _named(error, wanted, cursor) from error
 
     def _frames(
-        self, source: Connection, wanted: SeqRange, parts: Parts, cursor: int
+        self, source: _Source, wanted: SeqRange, parts: Parts, cursor: int
     ) -> Iterator[pa.RecordBatch | Gap | int]:
         """Yield the batches and gaps of one call, those of each frame followed by the cursor after it."""
         schema: pa.Schema | None = None
         done = False
-        request = self._request(source, wanted, parts, cursor)
-        silence = _SERVER_SILENCE if source is self._server else _READER_SILENCE
-        with source.stream(source.topics.BulkDiff, request, silence=silence) as frames:
+        request = _request(source, wanted, parts, cursor)
+        connection = source.connection
+        with connection.stream(connection.topics.BulkDiff, request, silence=source.silence) as frames:
             for frame in frames:
                 if frame.next_from_seq < cursor:  # it starts again for an unknown cursor
                     raise _topic_reset(frame.head_seq)
@@ -131,51 +152,69 @@ class Fetcher:
         if cursor < wanted.last:
             raise _topic_reset(cursor)
 
-    def _request(self, source: Connection, wanted: SeqRange, parts: Parts, cursor: int) -> pb.BulkDiffRequest:
-        request = pb.BulkDiffRequest(
-            topic=wanted.topic,
-            topic_id=wanted.topic_id,
-            partition=wanted.partition,
-            from_seq=cursor,
-            end_seq=wanted.last,
-            node=parts.nodes,
-            include_tags=parts.tags,
-            include_meta=parts.meta,
-            include_data=parts.data,
-            frame_bytes=parts.frame_bytes or (_SERVER_FRAME if source is self._server else _READER_FRAME),
-            format=pb.BULK_FORMAT_ARROW,
-        )
-        if parts.tag_eq is not None:
-            request.filter.eq = parts.tag_eq
-        elif parts.tag_prefix is not None:
-            request.filter.prefix = parts.tag_prefix
-        return request
+    # ------------------------------------------------------------ sources
 
-    def _source(self) -> Connection:
-        if self._readers is None:
-            self._readers = list(self._find_readers())
-        return random.choice(self._readers) if self._readers else self._server
+    def _source(self, wanted: SeqRange) -> _Source:
+        """A bulk reader of the partition, or its owner, or the server."""
+        found = self._found or self._ask(wanted)
+        is_usable = self._is_usable
+        readers = [each for each in found.readers if is_usable(each)]
+        owners = [found.owner] if found.HasField("owner") and is_usable(found.owner) else []
+        near = [each for each in readers if each.zone == self._zone] if self._zone else []
+        if not near and self._zone:
+            near = [each for each in owners if each.zone == self._zone]
+        chosen = near or readers or owners
+        if not chosen:
+            return self._server
+        one = random.choice(chosen)
+        is_owner = one is found.owner
+        return _Source(self._node(one), _SERVER_FRAME if is_owner else _READER_FRAME, _READER_SILENCE)
 
-    def _drop(self, reader: Connection, error: TopicsError) -> None:
-        """Stop using a bulk reader that does not answer."""
-        if error.reason == "unavailable" and self._readers is not None:
-            self._readers = [each for each in self._readers if each is not reader]
-            reader.close()
-
-    def _find_readers(self) -> Iterator[Connection]:
+    def _ask(self, wanted: SeqRange) -> admin_pb.ListBulkReadersResponse:
+        """The bulk readers that the server names for a partition."""
+        server = self._server.connection
+        request = admin_pb.ListBulkReadersRequest(topic=wanted.topic, partition=wanted.partition)
         try:
-            request = admin_pb.ListBulkReadersRequest()
-            found = self._server.unary(self._server.admin.ListBulkReaders, request, repeatable=True)
+            found = server.unary(server.admin.ListBulkReaders, request, repeatable=True)
         except InvalidRequestError:  # a server that knows no bulk readers
-            return
-        for each in found.readers:
+            found = admin_pb.ListBulkReadersResponse()
+        if not found.HasField("owner"):
+            self._found = found
+        return found
+
+    def _where(self, reader: admin_pb.BulkReader) -> tuple[str, int]:
+        return reader.host or self._address.host, reader.port
+
+    def _is_usable(self, reader: admin_pb.BulkReader) -> bool:
+        until = self._avoided.get(self._where(reader))
+        return until is None or time.monotonic() > until
+
+    def _node(self, reader: admin_pb.BulkReader) -> Connection:
+        """The connection to a reader."""
+        at = host, port = self._where(reader)
+        if at not in self._nodes:
             where = self._address
-            address = Address(each.host or where.host, each.port, where.key, where.tls, where.ca_file, where.cert_file)
-            yield Connection(address, retry=self._retry)
+            address = Address(host, port, where.key, where.tls, where.ca_file, where.cert_file)
+            self._nodes[at] = Connection(address, retry=self._retry, follow_owners=False)
+            if len(self._nodes) > _MAX_NODES:
+                self._nodes.popitem(last=False)[1].close()
+        self._nodes.move_to_end(at)
+        return self._nodes[at]
+
+    def _drop(self, source: _Source, error: TopicsError) -> None:
+        """Stop using a node that does not answer."""
+        if error.reason != "unavailable":
+            return
+        for at, connection in [*self._nodes.items()]:
+            if connection is source.connection:
+                self._avoided[at] = time.monotonic() + _AVOID_SECONDS
+                self._nodes.pop(at).close()
+        while len(self._avoided) > _MAX_NODES:
+            del self._avoided[next(iter(self._avoided))]
 
     def close(self) -> None:
         """End all connections."""
-        for each in (self._server, *(self._readers or ())):
+        for each in (self._server.connection, *self._nodes.values()):
             each.close()
 
     def __enter__(self) -> Self:
@@ -183,6 +222,27 @@ class Fetcher:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _request(source: _Source, wanted: SeqRange, parts: Parts, cursor: int) -> pb.BulkDiffRequest:
+    request = pb.BulkDiffRequest(
+        topic=wanted.topic,
+        topic_id=wanted.topic_id,
+        partition=wanted.partition,
+        from_seq=cursor,
+        end_seq=wanted.last,
+        node=parts.nodes,
+        include_tags=parts.tags,
+        include_meta=parts.meta,
+        include_data=parts.data,
+        frame_bytes=parts.frame_bytes or source.frame_bytes,
+        format=pb.BULK_FORMAT_ARROW,
+    )
+    if parts.tag_eq is not None:
+        request.filter.eq = parts.tag_eq
+    elif parts.tag_prefix is not None:
+        request.filter.prefix = parts.tag_prefix
+    return request
 
 
 def _topic_reset(head: int) -> TopicResetError:

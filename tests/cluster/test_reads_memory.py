@@ -171,7 +171,7 @@ async def test_what_a_follower_can_not_answer_is_answered_by_the_owner(world: Wo
 
 
 async def test_a_follower_that_is_behind_passes_the_read_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reads, "_BULK_SECONDS", 0.05)
+    monkeypatch.setattr(reads, "BULK_SECONDS", 0.05)
     async with two(world) as (a, b), client(a) as at_a, client(b) as at_b:
         await at_a.append("t", b"1")
         assert await at_b.seqs("t") == [1]

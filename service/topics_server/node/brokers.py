@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from topics_cluster.coordinator import Node
+from topics_server.node.bulk import followers
 from topics_server.node.views import Views
 from topics_service.api.kafka import Broker
 
@@ -40,13 +41,7 @@ class NodeBrokers:
 
     def followers(self, shard: int) -> Sequence[Broker]:
         """See Brokers."""
-        view = self._views.view
-        owner = view.owners.get(shard)
-        return _ordered(
-            node
-            for name, node in view.nodes.items()
-            if shard in node.warm and node.addresses.kafka and (owner is None or name != owner.node)
-        )
+        return _ordered(node for node in followers(self._views.view, shard) if node.addresses.kafka)
 
 
 def _ordered(nodes: Iterable[Node]) -> list[Broker]:

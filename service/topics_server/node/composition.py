@@ -204,6 +204,10 @@ class NodeComposition:
     moved = _reach
     """Called when a shard is somewhere else than before."""
 
+    def shard_of(self, topic: str, partition: int) -> int:
+        """The shard of a partition, as far as this node knows."""
+        return self._served.shard_of(topic, partition)
+
     def _others(self) -> Iterable[int]:
         return [self._numbers[name] for name in self._channels]
 

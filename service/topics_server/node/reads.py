@@ -1,7 +1,7 @@
 """Reads at a node that follows: from its own rows, once they have all that the read has to find."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, cast
@@ -45,7 +45,7 @@ _REQUESTS: Final[dict[str, Any]] = {
 }  # fmt: skip
 _ROUTED: Final = frozenset((f"{_SERVICE}.Diff", f"{_SERVICE}.GetTopic"))
 
-_BULK_SECONDS: Final = 1.0
+BULK_SECONDS: Final = 1.0
 """The longest wait for rows that the owner has acknowledged: a long read takes seconds anyway."""
 _REACH_SECONDS: Final = 0.1
 """The longest wait of a read that names a position; to ask the owner takes less."""
@@ -113,6 +113,11 @@ class FollowerReads:
             app = self._traced(create_reads(api, self._node, self._settings, self._authorizer))
             self._local = _Local(topics, TopicsServicer(api), app)
 
+    @property
+    def topics(self) -> LocalTopics | None:
+        """Topics as the rows have them; None without a store that may be read."""
+        return None if self._local is None or not self._is_ready() else self._local.topics
+
     def applied(self) -> None:
         """Note that the store has new rows."""
         if self._local is not None:
@@ -177,7 +182,7 @@ class FollowerReads:
         if local is not None and not request.follow:
             try:
                 if wanted is None:
-                    await local.topics.reach(await self._standpoint(), _BULK_SECONDS)
+                    await local.topics.reach(await self._standpoint(), BULK_SECONDS)
                 else:
                     await local.topics.reach(wanted, _REACH_SECONDS)
                 context.position = lambda: local.topics.position
@@ -258,12 +263,6 @@ class _Kept:
     async def again(self) -> Message:
         """The next message, from the first one on."""
         return self._messages.pop(0) if self._messages else await self._receive()
-
-
-def reader_addresses(addresses: Sequence[str]) -> list[tuple[str, int]]:
-    """Host and port of each host:port, as ListBulkReaders has them."""
-    split = [address.rpartition(":") for address in addresses]
-    return [(host.strip("[]"), int(port)) for host, _, port in split]
 
 
 async def _only(request: bytes) -> AsyncIterator[bytes]:

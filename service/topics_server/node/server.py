@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from msgspec.structs import replace
@@ -29,13 +29,13 @@ from topics_net import background
 from topics_server.errors import StartError
 from topics_server.listeners import announce, announce_kafka, gateway_settings, grpc_port, http_server, start_grpc
 from topics_server.node.admin import NodeAdmin
+from topics_server.node.bulk import NodeBulk, bulk_reader
 from topics_server.node.composition import NodeComposition
 from topics_server.node.doors import GrpcDoor, HttpDoor, KafkaDoor, broker_id
 from topics_server.node.links import PeerTls, read_secrets
 from topics_server.node.peers import PeerHandlers, is_refused
 from topics_server.node.polls import Polls
 from topics_server.node.probes import NodeProbes
-from topics_server.node.reads import reader_addresses
 from topics_server.node.shard import NodeParts, NodeShard
 from topics_server.node.shard_term import ShardTerm
 from topics_server.node.shards import Shards
@@ -49,6 +49,7 @@ from topics_server.serving import Serving
 from topics_server.settings import Settings
 from topics_service import __version__
 from topics_service.api.audit import AuditLog
+from topics_service.api.grpc.admin_servicer import BulkReaders
 from topics_service.api.grpc.calls import Calls, Services
 from topics_service.api.grpc.guard import caller
 from topics_service.api.grpc.server import GrpcPort, create_admin_calls, create_calls
@@ -322,9 +323,14 @@ class _Running:
         for shard in self.shards:
             shard.place.on_change = composition.moved
         composition.heard()
+        bulk = NodeBulk(
+            composition.api, self._views, composition.shard_of, self.shards.find, statistics=self.statistics
+        )
         calls = create_calls(
             composition.api,
             authorizer=self._authorizer,
+            bulk_readers=bulk.readers,
+            bulk_topics=bulk.topics,
             cluster=self._admin,
             observer=self._resources.traces.grpc,
         )
@@ -419,7 +425,7 @@ class _Running:
                 session=self._session,
                 authorizer=self._authorizer,
                 cluster=self._admin,
-                bulk_readers=lambda: self._bulk_readers(shard),
+                bulk_readers=lambda topic, partition: self._bulk_readers(shard),
                 statistics=self.statistics,
             )
         term = ShardTerm(
@@ -440,13 +446,13 @@ class _Running:
         composition.connect(term.core)
         return term
 
-    def _bulk_readers(self, shard: NodeShard) -> Sequence[tuple[str, int]]:
+    def _bulk_readers(self, shard: NodeShard) -> BulkReaders:
         """The followers, to callers that they know: users of CREATE USER are known to the owner only."""
         if self._authorizer.users.is_stored(caller()):
-            return ()
+            return BulkReaders()
         nodes = self._views.view.nodes
         ready = [name for name, each in shard.followers.standings.items() if each.caught_up and name in nodes]
-        return reader_addresses([nodes[name].addresses.grpc for name in ready])
+        return BulkReaders([bulk_reader(nodes[name]) for name in ready])
 
     async def _measure(self, session: Session) -> None:
         """Keep the figures that change with time."""

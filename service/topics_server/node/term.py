@@ -26,7 +26,7 @@ from topics_server.node.peers import Standpoint
 from topics_server.resources import Resources
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.cluster import ClusterApi
-from topics_service.api.grpc.admin_servicer import BulkReaders
+from topics_service.api.grpc.admin_servicer import FindBulkReaders
 from topics_service.api.grpc.server import create_calls
 from topics_service.api.running import RunningCalls
 from topics_service.engine.clock import Clock
@@ -204,7 +204,7 @@ class SoleTerm(Term):
         session: Session,
         authorizer: Authorizer,
         cluster: ClusterApi,
-        bulk_readers: BulkReaders,
+        bulk_readers: FindBulkReaders,
         statistics: NodeStatistics,
     ) -> None:
         """See Term."""

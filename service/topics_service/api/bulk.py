@@ -2,14 +2,23 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from topics_service.api.interfaces import Topics
+from topics_service.engine.limits import Limits
 from topics_service.engine.model import BulkRequest, DiffReply
 
 _TURNS: Final = 8  # of the loop, which an append takes less of: else it waits for a page at each of them
+
+
+class BulkTopics(Protocol):
+    """The calls that a bulk read makes; see TopicsApi."""
+
+    @property
+    def limits(self) -> Limits: ...
+    async def bulk(self, request: BulkRequest) -> tuple[DiffReply, int]: ...
+    async def news(self, topic: str, partition: int = 0, after: int | None = None) -> None: ...
 
 
 class Turns:
@@ -29,7 +38,7 @@ class Turns:
 
 
 async def read_bulk(
-    api: Topics, request: BulkRequest, turns: Turns | None = None, *, follow: bool
+    api: BulkTopics, request: BulkRequest, turns: Turns | None = None, *, follow: bool
 ) -> AsyncGenerator[tuple[DiffReply, bool], None]:
     """Pages that follow each other without a hole, each with whether it is the last.
 

@@ -3,7 +3,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from grpc.aio import ServicerContext
 
@@ -20,7 +20,25 @@ from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.model import ReadyState
 
 Context = ServicerContext[Any, Any]
-BulkReaders = Callable[[], Sequence[tuple[str, int]]]
+
+
+class BulkReader(NamedTuple):
+    """A process that serves bulk reads; `host` is empty for the server's own."""
+
+    host: str
+    port: int
+    zone: str = ""
+
+
+class BulkReaders(NamedTuple):
+    """The bulk readers of a partition, and its owner in a cluster with several shards."""
+
+    readers: Sequence[BulkReader] = ()
+    owner: BulkReader | None = None
+
+
+FindBulkReaders = Callable[[str, int], BulkReaders]
+"""Finds those that take calls on a topic's partition now."""
 
 
 class Probed(Protocol):
@@ -39,22 +57,22 @@ class Probed(Protocol):
         ...
 
 
-def no_bulk_readers() -> Sequence[tuple[str, int]]:
+def no_bulk_readers(topic: str, partition: int) -> BulkReaders:
     """The bulk readers of a server that has none."""
-    return ()
+    return BulkReaders()
 
 
 class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     """Answers in every state of the server; `uptime_ms` counts from the making of this object.
 
-    `bulk_readers` returns the host ("" for the server's own) and the gRPC port of those that take calls now. Without
-    `checkpoints` there are none, and without `cluster` the server is no node of one.
+    `bulk_readers` are the answer of ListBulkReaders. Without `checkpoints` there are none, and without `cluster` the
+    server is no node of one.
     """
 
     def __init__(
         self,
         api: Probed,
-        bulk_readers: BulkReaders = no_bulk_readers,
+        bulk_readers: FindBulkReaders = no_bulk_readers,
         checkpoints: CheckpointCalls | None = None,
         cluster: ClusterApi | None = None,
     ) -> None:
@@ -89,8 +107,10 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         return pb.GetMetricsResponse(content_type=TEXT_TYPE, body=await metrics.text(caller().prefixes))
 
     async def ListBulkReaders(self, request: pb.ListBulkReadersRequest, context: Context) -> pb.ListBulkReadersResponse:
-        readers = [pb.BulkReader(host=host, port=port) for host, port in self._bulk_readers()]
-        return pb.ListBulkReadersResponse(readers=readers)
+        found = self._bulk_readers(request.topic, request.partition)
+        readers = [pb.BulkReader(**each._asdict()) for each in found.readers]
+        owner = None if found.owner is None else pb.BulkReader(**found.owner._asdict())
+        return pb.ListBulkReadersResponse(readers=readers, owner=owner)
 
     async def CreateCheckpoint(
         self, request: pb.CreateCheckpointRequest, context: Context

@@ -8,11 +8,10 @@ from typing import Final
 
 from topics_proto.v1 import record_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
-from topics_service.api.bulk import Turns, read_bulk
+from topics_service.api.bulk import BulkTopics, Turns, read_bulk
 from topics_service.api.grpc.bulk_arrow import ArrowFrames, kinds
 from topics_service.api.grpc.convert import checked_time, tag_match, tombstone_message
 from topics_service.api.grpc.slices import Joined, by_block, joined_data, seq_runs, time_runs
-from topics_service.api.interfaces import Topics
 from topics_service.engine.errors import invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import BulkRequest, DiffReply, Slice
@@ -30,7 +29,7 @@ _Column = Sequence[bytes | None] | None
 
 
 async def bulk_messages(
-    api: Topics, request: pb.BulkDiffRequest, turns: Turns | None = None
+    api: BulkTopics, request: pb.BulkDiffRequest, turns: Turns | None = None
 ) -> AsyncGenerator[bytes, None]:
     """The frames of a BulkDiff, serialized; see `read_bulk`. Raises TopicsError."""
     tags, meta, data = request.include_tags, _with_meta(request), _with_data(request)

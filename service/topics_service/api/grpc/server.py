@@ -2,7 +2,7 @@
 
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import grpc
@@ -24,11 +24,13 @@ from topics_proto.v1 import (
     topics_service_pb2_grpc,
     watch_service_pb2,
 )
+from topics_proto.v1.topics_service_pb2 import BulkDiffRequest
 from topics_service.api.access.authorizer import Authorizer
+from topics_service.api.bulk import BulkTopics
 from topics_service.api.checkpoints import CheckpointCalls
 from topics_service.api.cluster import ClusterApi
 from topics_service.api.grpc import health
-from topics_service.api.grpc.admin_servicer import AdminServicer, BulkReaders, Probed, no_bulk_readers
+from topics_service.api.grpc.admin_servicer import AdminServicer, FindBulkReaders, Probed, no_bulk_readers
 from topics_service.api.grpc.calls import Calls, Services
 from topics_service.api.grpc.group_servicer import GroupServicer
 from topics_service.api.grpc.guard import Guard
@@ -127,20 +129,21 @@ def create_calls(
     api: Topics,
     *,
     authorizer: Authorizer | None = None,
-    bulk_readers: BulkReaders = no_bulk_readers,
+    bulk_readers: FindBulkReaders = no_bulk_readers,
     checkpoints: CheckpointCalls | None = None,
     cluster: ClusterApi | None = None,
     observer: CallObserver | None = None,
     running: RunningCalls | None = None,
+    bulk_topics: Callable[[BulkDiffRequest], BulkTopics] | None = None,
 ) -> Calls:
     """The services on `api`, behind the interceptors that count, observe and authorize each call.
 
     Authentication is disabled without `authorizer`. `bulk_readers` are the answer of ListBulkReaders; `observer`
-    observes every call, and `running` can break them off.
+    observes every call, `running` can break them off, and `bulk_topics` is that of TopicsServicer.
     """
     made = Services()
     services: Any = made
-    topics_service_pb2_grpc.add_TopicsServiceServicer_to_server(TopicsServicer(api), services)
+    topics_service_pb2_grpc.add_TopicsServiceServicer_to_server(TopicsServicer(api, bulk_topics), services)
     queue_service_pb2_grpc.add_QueueServiceServicer_to_server(QueueServicer(api), services)
     router_service_pb2_grpc.add_RouterServiceServicer_to_server(RouterServicer(api), services)
     group_service_pb2_grpc.add_GroupServiceServicer_to_server(GroupServicer(api), services)
@@ -174,7 +177,7 @@ class GrpcServer:
         port: int,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         authorizer: Authorizer | None = None,
-        bulk_readers: BulkReaders = no_bulk_readers,
+        bulk_readers: FindBulkReaders = no_bulk_readers,
         checkpoints: CheckpointCalls | None = None,
         credentials: grpc.ServerCredentials | None = None,
         observer: CallObserver | None = None,

@@ -2,7 +2,7 @@
 # ruff: noqa: N802  # methods carry the names of the proto
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -10,7 +10,7 @@ from grpc.aio import ServicerContext
 
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_proto.v1 import topics_service_pb2_grpc
-from topics_service.api.bulk import Turns
+from topics_service.api.bulk import BulkTopics, Turns
 from topics_service.api.grpc import convert
 from topics_service.api.grpc.append_stream import AppendPipe
 from topics_service.api.grpc.bulk_diff import bulk_messages
@@ -39,8 +39,10 @@ class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
     its deadline passes, which ends a waiting Diff and leaves a write that was already made.
     """
 
-    def __init__(self, api: Topics) -> None:
+    def __init__(self, api: Topics, bulk_topics: Callable[[pb.BulkDiffRequest], BulkTopics] | None = None) -> None:
+        """`bulk_topics` chooses what answers a bulk read, if that is not always `api`."""
         self._api = api
+        self._bulk_topics = bulk_topics
         self._turns = Turns()
 
     async def PutTopic(self, request: pb.PutTopicRequest, context: Context) -> pb.PutTopicResponse:
@@ -97,7 +99,8 @@ class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
 
     async def BulkDiff(self, request: pb.BulkDiffRequest, context: Context) -> AsyncIterator[Any]:
         """Yields messages that are serialized, which the guard lets through."""
-        async with aclosing(bulk_messages(self._api, request, self._turns)) as messages:
+        api = self._api if self._bulk_topics is None else self._bulk_topics(request)
+        async with aclosing(bulk_messages(api, request, self._turns)) as messages:
             async for message in messages:
                 yield message
 

@@ -456,7 +456,12 @@ func (x *GetMetricsResponse) GetBody() []byte {
 
 // Asks for ListBulkReaders.
 type ListBulkReadersRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Topic to be read. In a cluster with several shards, readers are those of one partition: without a topic there are
+	// none. Others have the same for all topics.
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// Partition of the topic.
+	Partition     uint32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -491,11 +496,28 @@ func (*ListBulkReadersRequest) Descriptor() ([]byte, []int) {
 	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{7}
 }
 
+func (x *ListBulkReadersRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ListBulkReadersRequest) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
 // Answers ListBulkReaders.
 type ListBulkReadersResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Those that take calls now, in no order; empty where there are none.
-	Readers       []*BulkReader `protobuf:"bytes,1,rep,name=readers,proto3" json:"readers,omitempty"`
+	Readers []*BulkReader `protobuf:"bytes,1,rep,name=readers,proto3" json:"readers,omitempty"`
+	// In a cluster with several shards the owner of the partition, as far as the node knows: calls on the partition take
+	// no hop there. Not set elsewhere, and while there is none.
+	Owner         *BulkReader `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -537,6 +559,13 @@ func (x *ListBulkReadersResponse) GetReaders() []*BulkReader {
 	return nil
 }
 
+func (x *ListBulkReadersResponse) GetOwner() *BulkReader {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
 // One process that serves BulkDiff, and nothing else, from the same data. It takes the same keys. A call finds
 // everything that the server had acknowledged before it; a read has to name an end_seq, which comes from the server.
 // Topics whose records live in memory only are read at the server. A follower of a cluster serves every call, and passes
@@ -546,7 +575,9 @@ type BulkReader struct {
 	// Host to connect to; empty: the one at which the server is reached.
 	Host string `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
 	// gRPC port.
-	Port          uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// Zone of a node of a cluster (TOPICS_CLUSTER_ZONE); empty without one.
+	Zone          string `protobuf:"bytes,3,opt,name=zone,proto3" json:"zone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -593,6 +624,13 @@ func (x *BulkReader) GetPort() uint32 {
 		return x.Port
 	}
 	return 0
+}
+
+func (x *BulkReader) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
 }
 
 // Asks for CreateCheckpoint.
@@ -1462,14 +1500,18 @@ const file_topics_v1_admin_service_proto_rawDesc = "" +
 	"\x06format\x18\x01 \x01(\x0e2\x18.topics.v1.MetricsFormatR\x06format\"K\n" +
 	"\x12GetMetricsResponse\x12!\n" +
 	"\fcontent_type\x18\x01 \x01(\tR\vcontentType\x12\x12\n" +
-	"\x04body\x18\x02 \x01(\fR\x04body\"\x18\n" +
-	"\x16ListBulkReadersRequest\"J\n" +
+	"\x04body\x18\x02 \x01(\fR\x04body\"L\n" +
+	"\x16ListBulkReadersRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\"w\n" +
 	"\x17ListBulkReadersResponse\x12/\n" +
-	"\areaders\x18\x01 \x03(\v2\x15.topics.v1.BulkReaderR\areaders\"4\n" +
+	"\areaders\x18\x01 \x03(\v2\x15.topics.v1.BulkReaderR\areaders\x12+\n" +
+	"\x05owner\x18\x02 \x01(\v2\x15.topics.v1.BulkReaderR\x05owner\"H\n" +
 	"\n" +
 	"BulkReader\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
-	"\x04port\x18\x02 \x01(\rR\x04port\"0\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x12\n" +
+	"\x04zone\x18\x03 \x01(\tR\x04zone\"0\n" +
 	"\x17CreateCheckpointRequest\x12\x15\n" +
 	"\x06ttl_ms\x18\x01 \x01(\x04R\x05ttlMs\"\xbf\x01\n" +
 	"\x18CreateCheckpointResponse\x12#\n" +
@@ -1591,32 +1633,33 @@ var file_topics_v1_admin_service_proto_depIdxs = []int32{
 	5,  // 0: topics.v1.GetReadyResponse.writes_refused:type_name -> topics.v1.WritesRefused
 	0,  // 1: topics.v1.GetMetricsRequest.format:type_name -> topics.v1.MetricsFormat
 	10, // 2: topics.v1.ListBulkReadersResponse.readers:type_name -> topics.v1.BulkReader
-	17, // 3: topics.v1.GetClusterResponse.nodes:type_name -> topics.v1.ClusterNode
-	18, // 4: topics.v1.GetClusterResponse.shards:type_name -> topics.v1.ClusterShard
-	19, // 5: topics.v1.ClusterShard.followers:type_name -> topics.v1.ClusterFollower
-	1,  // 6: topics.v1.AdminService.GetHealth:input_type -> topics.v1.GetHealthRequest
-	3,  // 7: topics.v1.AdminService.GetReady:input_type -> topics.v1.GetReadyRequest
-	6,  // 8: topics.v1.AdminService.GetMetrics:input_type -> topics.v1.GetMetricsRequest
-	8,  // 9: topics.v1.AdminService.ListBulkReaders:input_type -> topics.v1.ListBulkReadersRequest
-	11, // 10: topics.v1.AdminService.CreateCheckpoint:input_type -> topics.v1.CreateCheckpointRequest
-	13, // 11: topics.v1.AdminService.ReleaseCheckpoint:input_type -> topics.v1.ReleaseCheckpointRequest
-	15, // 12: topics.v1.AdminService.GetCluster:input_type -> topics.v1.GetClusterRequest
-	22, // 13: topics.v1.AdminService.MoveShard:input_type -> topics.v1.MoveShardRequest
-	20, // 14: topics.v1.AdminService.DrainNode:input_type -> topics.v1.DrainNodeRequest
-	2,  // 15: topics.v1.AdminService.GetHealth:output_type -> topics.v1.GetHealthResponse
-	4,  // 16: topics.v1.AdminService.GetReady:output_type -> topics.v1.GetReadyResponse
-	7,  // 17: topics.v1.AdminService.GetMetrics:output_type -> topics.v1.GetMetricsResponse
-	9,  // 18: topics.v1.AdminService.ListBulkReaders:output_type -> topics.v1.ListBulkReadersResponse
-	12, // 19: topics.v1.AdminService.CreateCheckpoint:output_type -> topics.v1.CreateCheckpointResponse
-	14, // 20: topics.v1.AdminService.ReleaseCheckpoint:output_type -> topics.v1.ReleaseCheckpointResponse
-	16, // 21: topics.v1.AdminService.GetCluster:output_type -> topics.v1.GetClusterResponse
-	23, // 22: topics.v1.AdminService.MoveShard:output_type -> topics.v1.MoveShardResponse
-	21, // 23: topics.v1.AdminService.DrainNode:output_type -> topics.v1.DrainNodeResponse
-	15, // [15:24] is the sub-list for method output_type
-	6,  // [6:15] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	10, // 3: topics.v1.ListBulkReadersResponse.owner:type_name -> topics.v1.BulkReader
+	17, // 4: topics.v1.GetClusterResponse.nodes:type_name -> topics.v1.ClusterNode
+	18, // 5: topics.v1.GetClusterResponse.shards:type_name -> topics.v1.ClusterShard
+	19, // 6: topics.v1.ClusterShard.followers:type_name -> topics.v1.ClusterFollower
+	1,  // 7: topics.v1.AdminService.GetHealth:input_type -> topics.v1.GetHealthRequest
+	3,  // 8: topics.v1.AdminService.GetReady:input_type -> topics.v1.GetReadyRequest
+	6,  // 9: topics.v1.AdminService.GetMetrics:input_type -> topics.v1.GetMetricsRequest
+	8,  // 10: topics.v1.AdminService.ListBulkReaders:input_type -> topics.v1.ListBulkReadersRequest
+	11, // 11: topics.v1.AdminService.CreateCheckpoint:input_type -> topics.v1.CreateCheckpointRequest
+	13, // 12: topics.v1.AdminService.ReleaseCheckpoint:input_type -> topics.v1.ReleaseCheckpointRequest
+	15, // 13: topics.v1.AdminService.GetCluster:input_type -> topics.v1.GetClusterRequest
+	22, // 14: topics.v1.AdminService.MoveShard:input_type -> topics.v1.MoveShardRequest
+	20, // 15: topics.v1.AdminService.DrainNode:input_type -> topics.v1.DrainNodeRequest
+	2,  // 16: topics.v1.AdminService.GetHealth:output_type -> topics.v1.GetHealthResponse
+	4,  // 17: topics.v1.AdminService.GetReady:output_type -> topics.v1.GetReadyResponse
+	7,  // 18: topics.v1.AdminService.GetMetrics:output_type -> topics.v1.GetMetricsResponse
+	9,  // 19: topics.v1.AdminService.ListBulkReaders:output_type -> topics.v1.ListBulkReadersResponse
+	12, // 20: topics.v1.AdminService.CreateCheckpoint:output_type -> topics.v1.CreateCheckpointResponse
+	14, // 21: topics.v1.AdminService.ReleaseCheckpoint:output_type -> topics.v1.ReleaseCheckpointResponse
+	16, // 22: topics.v1.AdminService.GetCluster:output_type -> topics.v1.GetClusterResponse
+	23, // 23: topics.v1.AdminService.MoveShard:output_type -> topics.v1.MoveShardResponse
+	21, // 24: topics.v1.AdminService.DrainNode:output_type -> topics.v1.DrainNodeResponse
+	16, // [16:25] is the sub-list for method output_type
+	7,  // [7:16] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_topics_v1_admin_service_proto_init() }

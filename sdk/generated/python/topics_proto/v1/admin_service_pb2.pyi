@@ -229,12 +229,23 @@ class ListBulkReadersRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic to be read. In a cluster with several shards, readers are those of one partition: without a topic there are
+    none. Others have the same for all topics.
+    """
+    partition: _builtins.int
+    """Partition of the topic."""
     def __init__(
         self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -247,18 +258,26 @@ class ListBulkReadersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     READERS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def readers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BulkReader]:
         """Those that take calls now, in no order; empty where there are none."""
+
+    @_builtins.property
+    def owner(self) -> Global___BulkReader:
+        """In a cluster with several shards the owner of the partition, as far as the node knows: calls on the partition take
+        no hop there. Not set elsewhere, and while there is none.
+        """
 
     def __init__(
         self,
         *,
         readers: _abc.Iterable[Global___BulkReader] | None = ...,
+        owner: Global___BulkReader | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["readers", b"readers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner", "readers", b"readers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -276,19 +295,23 @@ class BulkReader(_message.Message):
 
     HOST_FIELD_NUMBER: _builtins.int
     PORT_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     """Host to connect to; empty: the one at which the server is reached."""
     port: _builtins.int
     """gRPC port."""
+    zone: _builtins.str
+    """Zone of a node of a cluster (TOPICS_CLUSTER_ZONE); empty without one."""
     def __init__(
         self,
         *,
         host: _builtins.str = ...,
         port: _builtins.int = ...,
+        zone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "port", b"port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "port", b"port", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

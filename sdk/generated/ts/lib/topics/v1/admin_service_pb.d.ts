@@ -203,6 +203,20 @@ export declare const GetMetricsResponseSchema: GenMessage<GetMetricsResponse>;
  * @generated from message topics.v1.ListBulkReadersRequest
  */
 export declare type ListBulkReadersRequest = Message<"topics.v1.ListBulkReadersRequest"> & {
+  /**
+   * Topic to be read. In a cluster with several shards, readers are those of one partition: without a topic there are
+   * none. Others have the same for all topics.
+   *
+   * @generated from field: string topic = 1;
+   */
+  topic: string;
+
+  /**
+   * Partition of the topic.
+   *
+   * @generated from field: uint32 partition = 2;
+   */
+  partition: number;
 };
 
 /**
@@ -223,6 +237,14 @@ export declare type ListBulkReadersResponse = Message<"topics.v1.ListBulkReaders
    * @generated from field: repeated topics.v1.BulkReader readers = 1;
    */
   readers: BulkReader[];
+
+  /**
+   * In a cluster with several shards the owner of the partition, as far as the node knows: calls on the partition take
+   * no hop there. Not set elsewhere, and while there is none.
+   *
+   * @generated from field: topics.v1.BulkReader owner = 2;
+   */
+  owner?: BulkReader | undefined;
 };
 
 /**
@@ -253,6 +275,13 @@ export declare type BulkReader = Message<"topics.v1.BulkReader"> & {
    * @generated from field: uint32 port = 2;
    */
   port: number;
+
+  /**
+   * Zone of a node of a cluster (TOPICS_CLUSTER_ZONE); empty without one.
+   *
+   * @generated from field: string zone = 3;
+   */
+  zone: string;
 };
 
 /**
