@@ -385,4 +385,6 @@ def test_processes_meet_or_all_of_them_go_on_alone() -> None:
     assert meet(board, 2, 8, 0.2) == [False] * 2
     assert time.monotonic() - began < 5
     assert board.meet(2, 3, 8, 10) is False, "one that comes later does not wait"
+    assert [board.are_met(process, 3, 7) for process in range(3)] == [False] * 3
+    assert [board.are_met(process, 3, 8) for process in range(3)] == [True] * 3, "they have given up"
     assert meet(board, 3, 9, 10) == [True] * 3
