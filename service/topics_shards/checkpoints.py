@@ -21,12 +21,15 @@ from topics_service.storage import checkpoint, shardfiles
 from topics_service.storage.rocks import RocksStore
 from topics_shards.shards import Shards
 
+Call = Callable[..., Coroutine[Any, Any, Any]]
+
 MEET_SECONDS: Final = 2.0
 """The longest pause for the others; after it there is no checkpoint."""
 KEEPER: Final = 0
 """The process that makes and keeps them."""
 
 
+_LOOK_SECONDS: Final = 0.001
 _ATTEMPTS: Final = 3  # to meet: a busy machine may keep a process from coming in time
 
 
@@ -44,12 +47,19 @@ class HeldCheckpoint(Struct, frozen=True):
 class CheckpointsApi:
     """The part of one process: its shards, and where it is the keeper, all checkpoints.
 
-    `meet` stops the event loop until all processes are in it with the same number; False if some did not come.
+    `meet` stops the event loop until all processes are in it with the same number; False if some did not come. `others`
+    says whether all but this one are.
     """
 
-    def __init__(self, stores: Mapping[int, RocksStore], meet: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        stores: Mapping[int, RocksStore],
+        meet: Callable[[int], bool],
+        others: Callable[[int], bool] = lambda _: True,
+    ) -> None:
         self._stores = stores
         self._meet = meet
+        self._others = others
         self.kept: Checkpoints | None = None
 
     async def prepare(self, folder: str) -> None:
@@ -67,6 +77,16 @@ class CheckpointsApi:
             checkpoint.capture(store, shardfiles.directory(Path(folder), shard))
         for shard in self._stores:
             await asyncio.to_thread(checkpoint.finish, shardfiles.directory(Path(folder), shard))
+
+    async def capture_last(self, folder: str, number: int) -> None:
+        """Capture once the others are there: a loop that stops sends them nothing."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + MEET_SECONDS
+        while loop.time() < deadline:
+            if self._others(number):
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+        await self.capture(folder, number)
 
     async def create(self, ttl_ms: int) -> HeldCheckpoint:
         """Make a checkpoint, at the keeper; see `Checkpoints.create`."""
@@ -127,24 +147,28 @@ class ShardedCheckpoints:
             try:
                 await asyncio.to_thread(shardfiles.create, path, self._shards.count)
                 if attempts == _ATTEMPTS:
-                    await self._all(CheckpointsApi.prepare, str(path))
+                    await self._all(CheckpointsApi.prepare, CheckpointsApi.prepare, str(path))
                 attempts -= 1
-                return await self._all(CheckpointsApi.capture, str(path), secrets.randbits(62) + 1)
+                number = secrets.randbits(62) + 1
+                return await self._all(CheckpointsApi.capture, CheckpointsApi.capture_last, str(path), number)
             except BaseException as error:
                 await asyncio.to_thread(checkpoint.remove, path)
                 if not _is_not_ready(error) or attempts in (0, _ATTEMPTS):
                     raise
 
-    async def _all(self, method: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
-        """Call all processes, and wait until none of them works on it any more. Raises the first error."""
-        calls = (self._on(process, method, *args) for process in range(self._shards.processes))
+    async def _all(self, method: Call, own: Call, *args: Any) -> None:
+        """Call all processes, this one by `own`, and wait until none works on it any more. Raises the first error."""
+        mine = self._shards.process
+        calls = (
+            self._on(process, own if process == mine else method, *args) for process in range(self._shards.processes)
+        )
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(outcome, LostCallError):
                 raise TopicsError(Reason.NOT_READY, "a process of the server ended meanwhile: try again")
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _on(self, process: int, method: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
+    async def _on(self, process: int, method: Call, *args: Any) -> Any:
         if process == self._shards.process:
             return await method(self._own, *args)
         return await self._shards.call(self._shards.number_of(process), method, *args)

@@ -319,6 +319,7 @@ class Process(threading.Thread):
         self.stop = threading.Event()
         self.is_due = threading.Event()
         self.sent: queue.Queue[int] = queue.Queue()
+        self.last = 0
         self._api = CheckpointsApi({shard: self.store}, meet)
         self._folder = folder
         self._take = take
@@ -335,11 +336,12 @@ class Process(threading.Thread):
             batch = self.store.batch()
             batch.put(Family.ROWS, KEY, b"%d" % number)
             self.store.write(batch)
+            self.last = number
             self.sent.put(number)
 
 
-def has_written(process: Process, count: int) -> bool:
-    return process.sent.qsize() >= count
+def has_written(process: Process, number: int) -> bool:
+    return process.last >= number
 
 
 @pytest.mark.parametrize("meets", [True, False])
@@ -363,7 +365,7 @@ def test_no_effect_is_there_without_its_cause(tmp_path: Path, meets: bool) -> No
         poll(one.sent.empty, 20)
     else:
         poll((tmp_path / "made" / "shards" / "0" / "CURRENT").exists, 20)
-        poll(partial(has_written, other, other.sent.qsize() + 100), 20)
+        poll(partial(has_written, other, one.last + 1), 20)
     other.is_due.set()
     poll(lambda: all((tmp_path / "made" / "shards" / str(shard) / "CURRENT").exists() for shard in (0, 1)), 20)
     for each in (one, other):
@@ -385,4 +387,6 @@ def test_processes_meet_or_all_of_them_go_on_alone() -> None:
     assert meet(board, 2, 8, 0.2) == [False] * 2
     assert time.monotonic() - began < 5
     assert board.meet(2, 3, 8, 10) is False, "one that comes later does not wait"
+    assert [board.are_met(process, 3, 7) for process in range(3)] == [False] * 3
+    assert [board.are_met(process, 3, 8) for process in range(3)] == [True] * 3, "they have given up"
     assert meet(board, 3, 9, 10) == [True] * 3

@@ -80,6 +80,12 @@ class Board:
                 return False
             time.sleep(_MEETING_SECONDS)
 
+    def are_met(self, process: int, processes: int, number: int) -> bool:
+        """Return whether all processes but one are in `meet` with this number, or some have given up."""
+        there = self._values[_MEETING : processes * _FIELDS : _FIELDS].tolist()
+        del there[process]
+        return -number in there or all(each == number for each in there)
+
     def ready(self, shard: int) -> ReadyState:
         """The readiness of a shard."""
         at, values = shard * _FIELDS, self._values

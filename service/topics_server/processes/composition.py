@@ -60,7 +60,7 @@ class Composition:
         )
         metrics.others = served.reports
         self.api, self.audit = served.api, served.audit
-        own = CheckpointsApi({shard: core.store for shard, core in cores.items()}, self._meet)
+        own = CheckpointsApi({shard: core.store for shard, core in cores.items()}, self._meet, self._are_met)
         self.checkpoints = ShardedCheckpoints(self._shards, own, self.api.observers)
         if self._shards.process == KEEPER:
             folder = resources.settings.data_path / "checkpoints"
@@ -96,6 +96,10 @@ class Composition:
     def _meet(self, number: int) -> bool:
         share = self._share
         return share is None or share.board.meet(share.process, share.processes, number, MEET_SECONDS)
+
+    def _are_met(self, number: int) -> bool:
+        share = self._share
+        return share is None or share.board.are_met(share.process, share.processes, number)
 
     async def open(self) -> None:
         """Take calls of the other processes from now on. Raises OSError."""
