@@ -12,7 +12,7 @@ from topics_server.processes.metrics import Allowed, ProcessMetrics
 from topics_server.resources import Resources
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
-from topics_service.api.kafka import Brokers, KafkaShards
+from topics_service.api.kafka import Brokers, KafkaShards, ReplicaLogs
 from topics_service.api.metrics.merging import Report
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Pressure
@@ -70,9 +70,10 @@ class ServedShards:
         lag: LoopLag,
         others: Callable[[], Iterable[int]],
         brokers: Brokers | None = None,
+        replica: Callable[[int], ReplicaLogs | None] = lambda _shard: None,
     ) -> None:
         """`others` gives the numbers of the other processes, or nodes, that may be called now. `brokers` are the nodes
-        of a cluster."""
+        of a cluster, `replica` finds this node's one of a shard."""
         settings = resources.settings
         self.audit = AuditLog(resources.audit_file.write) if resources.audit_file is not None else None
         self._shards = shards
@@ -95,7 +96,7 @@ class ServedShards:
         metrics.lags = self.api.groups.lags
         self.api.sql = ShardedSql(located, self.api.consumers)
         self._groups = settings.kafka.groups
-        self._kafka = ShardedKafka(self.api, located, brokers)
+        self._kafka = ShardedKafka(self.api, located, brokers, replica)
         self.objects = (ProcessApi(metrics.report, authorizer.users), self.api.watches)
         """Those that other processes call on this one."""
 

@@ -24,7 +24,7 @@ _SERVER_FRAME: Final = 256 << 10  # a frame takes the time of writers there
 _READER_FRAME: Final = 1 << 20
 _SERVER_SILENCE: Final = 60.0  # seconds without a frame until the read starts again
 _READER_SILENCE: Final = 10.0  # then it continues at the server
-_AVOID_SECONDS: Final = 30.0
+_AVOID_SECONDS: Final = 30.0  # for which a node is left alone, and answers hold for other partitions
 _MAX_NODES: Final = 32
 
 
@@ -100,6 +100,7 @@ class Fetcher:
         self._nodes: OrderedDict[tuple[str, int], Connection] = OrderedDict()  # those used last
         self._avoided: dict[tuple[str, int], float] = {}  # those that did not answer, and until when
         self._found: admin_pb.ListBulkReadersResponse | None = None  # where it is the same for all topics
+        self._found_until = 0.0
 
     def read(self, wanted: SeqRange, parts: Parts = ALL) -> Iterator[pa.RecordBatch | Gap]:
         """The records of the range in order of seq, with each gap in front of what follows it.
@@ -156,7 +157,9 @@ class Fetcher:
 
     def _source(self, wanted: SeqRange) -> _Source:
         """A bulk reader of the partition, or its owner, or the server."""
-        found = self._found or self._ask(wanted)
+        found = self._found
+        if found is None or time.monotonic() > self._found_until:
+            found = self._ask(wanted)
         is_usable = self._is_usable
         readers = [each for each in found.readers if is_usable(each)]
         owners = [found.owner] if found.HasField("owner") and is_usable(found.owner) else []
@@ -178,8 +181,8 @@ class Fetcher:
             found = server.unary(server.admin.ListBulkReaders, request, repeatable=True)
         except InvalidRequestError:  # a server that knows no bulk readers
             found = admin_pb.ListBulkReadersResponse()
-        if not found.HasField("owner"):
-            self._found = found
+        self._found = None if found.HasField("owner") else found
+        self._found_until = time.monotonic() + _AVOID_SECONDS
         return found
 
     def _where(self, reader: admin_pb.BulkReader) -> tuple[str, int]:

@@ -15,6 +15,7 @@ from support.grpc_on_engine import GrpcService, open_service, rows
 from support.waiting import until
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc, record_pb2
 from topics_proto.v1 import topics_service_pb2 as pb
+from topics_service.api.grpc.admin_servicer import BulkReader, BulkReaders
 from topics_service.api.grpc.server import GrpcServer
 
 FORMATS = (pb.BULK_FORMAT_COLUMNS, pb.BULK_FORMAT_ARROW)
@@ -198,15 +199,26 @@ async def test_a_server_without_bulk_readers_names_none(service: GrpcService) ->
 
 
 async def test_bulk_readers_of_now_are_named(service: GrpcService) -> None:
-    readers: list[tuple[str, int]] = []
-    server = GrpcServer(service.api, host="127.0.0.1", port=0, bulk_readers=lambda: readers)
+    readers: list[BulkReader] = []
+    asked: list[tuple[str, int]] = []
+
+    def find(topic: str, partition: int) -> BulkReaders:
+        asked.append((topic, partition))
+        return BulkReaders(readers, readers[0] if partition else None)
+
+    server = GrpcServer(service.api, host="127.0.0.1", port=0, bulk_readers=find)
     address = f"127.0.0.1:{await server.start()}"
     try:
         async with grpc.aio.insecure_channel(address) as channel:
             admin = admin_service_pb2_grpc.AdminServiceStub(channel)
             for known in ([], [("", 5001), ("10.0.0.7", 65535)], [("", 5001)]):
-                readers[:] = known
+                readers[:] = [BulkReader(*each) for each in known]
                 reply = await admin.ListBulkReaders(admin_service_pb2.ListBulkReadersRequest())
                 assert [(reader.host, reader.port) for reader in reply.readers] == known
+                assert not reply.HasField("owner")
+            readers[:] = [BulkReader("10.0.0.7", 5001, "west")]
+            reply = await admin.ListBulkReaders(admin_service_pb2.ListBulkReadersRequest(topic="t", partition=2))
+            assert reply.owner == admin_service_pb2.BulkReader(host="10.0.0.7", port=5001, zone="west")
+            assert asked == [("", 0)] * 3 + [("t", 2)]
     finally:
         await server.stop(0)

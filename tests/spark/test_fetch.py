@@ -31,6 +31,8 @@ class _Server(topics_service_pb2_grpc.TopicsServiceServicer, admin_service_pb2_g
     def __init__(self, *answers: Answer, readers: tuple[int, ...] | None = ()) -> None:
         self.answers = list(answers)
         self.readers = readers
+        self.by_partition: dict[int, admin_service_pb2.ListBulkReadersResponse] = {}
+        self.asked: list[tuple[str, int]] = []
         self.requests: list[pb.BulkDiffRequest] = []
 
     def BulkDiff(self, request: pb.BulkDiffRequest, context: Any) -> Iterator[pb.BulkDiffResponse]:  # noqa: N802
@@ -38,7 +40,12 @@ class _Server(topics_service_pb2_grpc.TopicsServiceServicer, admin_service_pb2_g
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return answer(request, context)
 
-    def ListBulkReaders(self, request: object, context: Any) -> admin_service_pb2.ListBulkReadersResponse:  # noqa: N802
+    def ListBulkReaders(  # noqa: N802
+        self, request: admin_service_pb2.ListBulkReadersRequest, context: Any
+    ) -> admin_service_pb2.ListBulkReadersResponse:
+        self.asked.append((request.topic, request.partition))
+        if request.partition in self.by_partition:
+            return self.by_partition[request.partition]
         if self.readers is None:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "what?")
         readers = [admin_service_pb2.BulkReader(port=port) for port in self.readers or ()]
@@ -171,6 +178,41 @@ def test_what_a_bulk_reader_can_not_give_the_server_gives(code: grpc.StatusCode)
         assert _read(server) == list(range(1, 10))
     assert [request.from_seq for request in reader.requests] == [0]
     assert [request.from_seq for request in server.requests] == [2]
+
+
+def test_each_partition_is_read_at_a_follower_in_the_zone_or_at_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, owner, near, far = (_Server(_all) for _ in range(4))
+    with _serving(server) as port, _serving(owner) as owners, _serving(near) as nears, _serving(far) as fars:
+
+        def answer(owner_zone: str, *readers: tuple[int, str]) -> admin_service_pb2.ListBulkReadersResponse:
+            at = admin_service_pb2.BulkReader
+            followers = [at(port=number, zone=zone) for number, zone in readers]
+            return admin_service_pb2.ListBulkReadersResponse(readers=followers, owner=at(port=owners, zone=owner_zone))
+
+        server.by_partition = {
+            0: answer("east", (nears, "west"), (fars, "east")),
+            1: answer("east"),
+            2: answer("west", (fars, "east")),
+            3: answer("east", (fars, "east")),
+        }
+        monkeypatch.setenv("TOPICS_ZONE", "west")
+        with Fetcher(Address("127.0.0.1", port), retry=_QUICK) as fetcher:
+            for partition, expected in enumerate((near, owner, owner, far)):
+                found = fetcher.read(SeqRange("orders", "top_1", partition, 1, 9))
+                assert [seq for got in found for seq in got.column("seq").to_pylist()] == list(range(1, 10))  # type: ignore[union-attr]
+                assert expected.requests.pop().partition == partition
+                assert not [each for each in (server, owner, near, far) if each.requests]
+        assert server.asked == [("orders", partition) for partition in range(4)]
+
+        owner.answers, far.answers = [_refused(grpc.StatusCode.UNAVAILABLE)], [_broken(grpc.StatusCode.UNAVAILABLE)]
+        server.by_partition = {0: answer("", (fars, ""))}
+        monkeypatch.delenv("TOPICS_ZONE")
+        with Fetcher(Address("127.0.0.1", port), retry=_QUICK) as fetcher:
+            for _ in range(3):  # a follower, then the owner, then the server alone: none is asked twice
+                found = fetcher.read(_RANGE)
+                assert [seq for got in found for seq in got.column("seq").to_pylist()] == list(range(1, 10))  # type: ignore[union-attr]
+        assert [len(each.requests) for each in (far, owner, server)] == [1, 1, 3]
+        assert [request.from_seq for request in server.requests] == [2, 0, 0]
 
 
 def test_a_head_below_the_range_is_no_end() -> None:
