@@ -91,7 +91,7 @@ def test_stream_to_a_topic_while_a_node_dies(
 ) -> None:
     reading = spark.readStream.format("topics").option("url", cluster.url).option("subscribe", "source")
     reading.option("startingOffsets", "earliest").option("maxRecordsPerTrigger", "600")
-    sink = reading.load().select("tag", "data").writeStream.format("topics").option("url", cluster.url)
+    sink = reading.load().select("partition", "tag", "data").writeStream.format("topics").option("url", cluster.url)
     sink.option("topic", "copy").option("partitions", PARTITIONS).option("maxRecordsPerAppend", "50")
     query = sink.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
