@@ -8,6 +8,7 @@ from pathlib import Path
 from bench import (
     clients,
     cluster,
+    cluster_shards,
     grpc_streams,
     http,
     kafka,
@@ -44,6 +45,7 @@ _GROUPS = {
     "scale": scale.run,
     "size": size.run,
     "cluster": cluster.run,
+    "cluster_shards": cluster_shards.run,
     "shards": shards.run,
     "nodes": nodes.run,
     "processes": processes.run,

@@ -6,10 +6,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from topics_backup import log, repository
 from topics_backup.errors import AbsentError, BackupError, DamagedError, LogError
@@ -17,6 +19,7 @@ from topics_backup.log import Piece, Run
 from topics_backup.manifest import LogPoint, Manifest
 from topics_backup.reaching import Put, Reaching, shown, stood
 from topics_backup.target import Target
+from topics_service.engine.placement import shard_of
 from topics_service.storage.familyids import family_ids
 from topics_service.storage.store import Family
 from topics_service.storage.wal.batches import Batch, batches, rows, written_ms
@@ -49,8 +52,40 @@ class Way(NamedTuple):
     cut: Callable[[], Cut]
 
 
+class Whole(NamedTuple):
+    """A backup, and the log of each of its databases: of the shards, or of the one that it has."""
+
+    backup: Manifest
+    each: list[Base]
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of its databases."""
+        return [base.point.line for base in self.each]
+
+    @property
+    def from_ms(self) -> int:
+        """The first time that can be restored."""
+        return max(base.from_ms for base in self.each)
+
+    @property
+    def until_ms(self) -> int:
+        """The last time that can be restored. Of several shards it is before the one up to which the first of them was
+        archived: the others may have what came of a later write."""
+        until = min(base.until_ms for base in self.each)
+        return until if self.backup.shards is UNSET else max(self.from_ms, until - 1)
+
+
+class Moment(NamedTuple):
+    """A moment, by the ways to it of each database, and the number of shards; None if there are none."""
+
+    ways: list[list[Way]]
+    shards: int | None
+
+
 class Range(NamedTuple):
-    """Times that can be restored, of a line, from these backups on; `bytes` of log are archived for it."""
+    """Times that can be restored, of a line, from these backups on; `bytes` of log are archived for it. Of several
+    shards it is the line of the first."""
 
     line: str
     from_ms: int
@@ -60,14 +95,23 @@ class Range(NamedTuple):
 
 
 def bases(target: Target) -> list[Base]:
-    """Return every backup with a position in a log, ordered by that."""
-    there = log.runs(target)
-    found = [
-        _base(each.manifest, each.manifest.log, there)
-        for each in repository.listed(target)
-        if each.manifest is not None and each.manifest.log is not None
-    ]
+    """Return the databases of all backups that have a position in a log, ordered by that."""
+    found = [base for whole in wholes(target) for base in whole.each]
     return sorted(found, key=lambda base: (base.point.line, base.point.next_seq))
+
+
+def wholes(target: Target) -> list[Whole]:
+    """Return every backup with a position in a log, or in one for each shard, ordered by that."""
+    there = log.runs(target)
+    found = []
+    for listed in repository.listed(target):
+        if listed.manifest is None:
+            continue
+        databases = listed.manifest.databases
+        each = [_base(database, database.log, there) for database in databases if database.log is not None]
+        if len(each) == len(databases):
+            found.append(Whole(listed.manifest, each))
+    return sorted(found, key=lambda whole: [(base.point.line, base.point.next_seq) for base in whole.each])
 
 
 def _base(backup: Manifest, point: LogPoint, there: list[Run]) -> Base:
@@ -82,28 +126,42 @@ def _base(backup: Manifest, point: LogPoint, there: list[Run]) -> Base:
 def ranges(target: Target) -> list[Range]:
     """Return the restorable ranges in order; between two ranges of a line there is a hole."""
     found: list[Range] = []
-    for base in bases(target):
-        size = sum(piece.size for piece in base.pieces)
+    lines: list[str] = []
+    for whole in wholes(target):
+        size = sum(piece.size for base in whole.each for piece in base.pieces)
         last = found[-1] if found else None
-        if last is not None and last.line == base.point.line and base.from_ms <= last.until_ms:
+        if last is not None and lines == whole.lines and whole.from_ms <= last.until_ms:
             found[-1] = last._replace(
-                until_ms=max(last.until_ms, base.until_ms), backups=[*last.backups, base.backup.id]
+                until_ms=max(last.until_ms, whole.until_ms), backups=[*last.backups, whole.backup.id]
             )
         else:
-            found.append(Range(base.point.line, base.from_ms, base.until_ms, size, [base.backup.id]))
+            found.append(Range(whole.lines[0], whole.from_ms, whole.until_ms, size, [whole.backup.id]))
+        lines = whole.lines
     return found
 
 
-def at_time(target: Target, ms: int) -> list[Way]:
-    """The ways to everything up to the last batch that was written at `ms` or before, from the nearest backup first.
+def at_time(target: Target, ms: int) -> Moment:
+    """Everything up to the last batch that was written at `ms` or before, from the nearest backup first.
 
-    Raises BackupError if there are none.
+    All shards of a server have one clock, so what one of them wrote because of another one is there only together with
+    that. Raises BackupError if that moment can't be restored.
     """
-    fitting = [base for base in bases(target) if base.from_ms <= ms <= base.until_ms]
+    return _at_time(target, wholes(target), ms)
+
+
+def _at_time(target: Target, every: list[Whole], ms: int) -> Moment:
+    fitting = [whole for whole in every if whole.from_ms <= ms <= whole.until_ms]
     if not fitting:
         raise BackupError(f"{log.shown(ms)} can't be restored: {_what_can(target)}")
-    mine = [base for base in fitting if base.point.line == fitting[-1].point.line]
-    return [Way(base, partial(_last_until, target, base, ms)) for base in mine[::-1]]
+    mine = [whole for whole in fitting if whole.lines == fitting[-1].lines]
+    return _moment(mine, lambda base: Way(base, partial(_last_until, target, base, ms)))
+
+
+def _moment(mine: list[Whole], way: Callable[[Base], Way]) -> Moment:
+    """The moment to which these lead, the nearest last."""
+    shards = mine[-1].backup.shards
+    ways = [[way(whole.each[number]) for whole in mine[::-1]] for number in range(len(mine[-1].each))]
+    return Moment(ways, None if shards is UNSET else len(shards))
 
 
 def _last_until(target: Target, base: Base, ms: int) -> Cut:
@@ -120,14 +178,17 @@ def _last_until(target: Target, base: Base, ms: int) -> Cut:
     return cut
 
 
-def at_end(target: Target) -> list[Way]:
-    """The ways to all that is archived of the newest line. Raises BackupError if there are none."""
-    every = bases(target)
+def at_end(target: Target) -> Moment:
+    """All that is archived of the newest line; of several shards, what is archived of all. Raises BackupError if there
+    is nothing."""
+    every = wholes(target)
     if not every:
         raise BackupError(f"there is no end of a log: {_what_can(target)}")
     last = every[-1]  # the others of its line that come to the same end
-    mine = [base for base in every if (base.point.line, base.until_ms) == (last.point.line, last.until_ms)]
-    return [Way(base, partial(_end, base)) for base in mine[::-1]]
+    mine = [whole for whole in every if (whole.lines, whole.until_ms) == (last.lines, last.until_ms)]
+    if last.backup.shards is UNSET:
+        return _moment(mine, lambda base: Way(base, partial(_end, base)))
+    return _at_time(target, mine, last.until_ms)
 
 
 def _end(base: Base) -> Cut:
@@ -137,32 +198,45 @@ def _end(base: Base) -> Cut:
     return Cut(last.number, last.stop, last.next_seq, last.last_ms)
 
 
-def at_seq(target: Target, topic: str, partition: int, seq: int) -> list[Way]:
-    """The ways to everything up to the batch with which a partition reached `seq`, from the nearest backup first.
+def at_seq(target: Target, topic: str, partition: int, seq: int) -> Moment:
+    """Everything up to the batch with which a partition reached `seq`, from the nearest backup first; of several shards
+    up to the time of that batch.
 
     Of successive topics with that name, the last one that reached it counts. Raises BackupError, and
     AbsentError where the log does not show it.
     """
-    every = bases(target)
+    every = wholes(target)
+    for _, group in groupby(reversed(every), lambda whole: whole.lines):
+        mine = list(group)[::-1]
+        count = len(mine[-1].each)
+        first = shard_of(topic, partition, count)
+        for number in (first, *(number for number in range(count) if number != first)):  # the others if it is placed
+            found = _at_seq(target, [whole.each[number] for whole in mine], topic, partition, seq)
+            if found is None:
+                continue
+            if mine[-1].backup.shards is UNSET:
+                return Moment([found], None)
+            return _at_time(target, mine, found[0].cut().written_ms)
+    raise AbsentError(f"the log does not show how {shown(topic, partition)} reached seq {seq}: {_what_can(target)}")
+
+
+def _at_seq(target: Target, every: list[Base], topic: str, partition: int, seq: int) -> list[Way] | None:
+    """The ways among those of one line; None if the seq was not reached."""
     for i in range(len(every) - 1, -1, -1):
         base = every[i]
-        after = every[i + 1] if i + 1 < len(every) and every[i + 1].point.line == base.point.line else None
+        after = every[i + 1] if i + 1 < len(every) else None
         if after is not None and not _passed(base, after, topic, partition, seq):
             continue
-        ids = _family_ids(target, [each.backup for each in every if each.point.line == base.point.line])
+        ids = _family_ids(target, [each.backup for each in every])
         stop_seq = None if after is None else after.point.next_seq
         try:
             cut = _reached(target, base, stop_seq, ids, topic, partition, seq)
         except LogError as error:
             raise explain(base.from_ms, error) from error
         if cut is not None:
-            mine = [
-                each
-                for each in every[: i + 1]
-                if any(_is_in(cut, piece) for piece in each.pieces) and each.point.line == base.point.line
-            ]
+            mine = [each for each in every[: i + 1] if any(_is_in(cut, piece) for piece in each.pieces)]
             return [Way(each, partial(_same, cut)) for each in mine[::-1]]
-    raise AbsentError(f"the log does not show how {shown(topic, partition)} reached seq {seq}: {_what_can(target)}")
+    return None
 
 
 def explain(from_ms: int, error: LogError) -> BackupError:

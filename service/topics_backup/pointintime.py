@@ -11,9 +11,11 @@ from typing import NamedTuple
 from topics_backup import holes, inventory, log, moments, restoring
 from topics_backup.errors import BackupError, DamagedError, LogError
 from topics_backup.manifest import Manifest, Topic
-from topics_backup.moments import Base, Cut, Way, at_end, bases
+from topics_backup.moments import Base, Cut, Moment, Way, at_end, bases
 from topics_backup.restoring import Verified
 from topics_backup.target import Target
+from topics_service.engine.placement import SINGLE, Place
+from topics_service.storage import shardfiles
 from topics_service.storage.wal.batches import batches
 
 
@@ -29,24 +31,42 @@ class Restored(NamedTuple):
 def restore(
     target: Target,
     directory: Path,
-    ways: list[Way],
+    moment: Moment,
     *,
     jump: int = 0,
     report: Callable[[str], None] = lambda _text: None,
-) -> Restored:
-    """Make `directory` a data directory of the moment to which these lead (`moments`), durable on return.
+) -> list[Restored]:
+    """Make `directory` a data directory of the moment, durable on return; return what was done for each database.
 
     A damaged backup is replaced by the one before it, which leads to the same moment, and `report` is called with the
     reason. Hashes are checked, and that RocksDB replayed the log to its last row. The directory appears complete or not
     at all. With `jump` as `restoring.restore`. Raises BackupError; for a damaged log it names the moments before that.
     """
     restoring.check_free(directory)
+    if moment.shards is None:
+        return [_restore(target, directory, moment.ways[0], SINGLE, jump, report)]
+    made = []
+    with restoring.replacing(directory, "shards") as begun:
+        shardfiles.create(begun, moment.shards)
+        for shard, ways in enumerate(moment.ways):
+            own, place = shardfiles.directory(begun, shard), Place(shard, moment.shards)
+            try:
+                made.append(_restore(target, own, ways, place, jump, report))
+            except BackupError as error:
+                raise BackupError(f"shard {shard}: {error}") from error
+    return made
+
+
+def _restore(
+    target: Target, directory: Path, ways: list[Way], place: Place, jump: int, report: Callable[[str], None]
+) -> Restored:
     for way in ways:
         base, put = way.base, 0
         try:
             cut = way.cut()
             put = sum(piece.size for piece in _needed(base, cut))
-            restoring.make(target, directory, base.backup, partial(_put_log, target, base, cut), jump)
+            put_log = partial(_put_log, target, base, cut)
+            restoring.make(target, directory, base.backup, put_log, jump, place=place)
         except DamagedError as error:
             if way is ways[-1]:
                 raise BackupError(f"{error}; no other backup leads to that moment") from error
@@ -100,8 +120,12 @@ def _read_deep(target: Target, found: Verified, scratch: Path | None) -> Verifie
     with tempfile.TemporaryDirectory(prefix="topics-verify-", dir=scratch) as own:
         directory = Path(own) / "data"
         try:
-            made = restore(target, directory, at_end(target))
-            return found._replace(records=inventory.read_everything(directory, made.topics))
+            moment = at_end(target)
+            records = 0
+            for shard, made in enumerate(restore(target, directory, moment)):
+                path = directory if moment.shards is None else shardfiles.directory(directory, shard)
+                records += inventory.read_everything(path, made.topics, Place(shard, moment.shards or 1))
+            return found._replace(records=records)
         except BackupError as error:
             if os.strerror(errno.ENOSPC) in str(error):
                 raise

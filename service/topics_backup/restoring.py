@@ -15,7 +15,7 @@ from topics_backup import inventory, repository
 from topics_backup.errors import AbsentError, BackupError, DamagedError
 from topics_backup.manifest import Manifest
 from topics_backup.target import Target
-from topics_service.engine.placement import Place
+from topics_service.engine.placement import SINGLE, Place
 from topics_service.storage import shardfiles
 from topics_service.storage.checkpoint import FORMAT as STORE_FORMAT
 from topics_service.storage.checkpoint import READABLE_FORMATS
@@ -117,19 +117,28 @@ def _restore(target: Target, directory: Path, manifest: Manifest, jump: int = 0)
     return make(target, directory, manifest, lambda _begun: None, jump)
 
 
-def _databases(manifest: Manifest, directory: Path) -> Iterator[tuple[Manifest, Path, Place]]:
-    """The manifest of each database, its directory, and its place."""
+def _databases(manifest: Manifest, directory: Path, place: Place = SINGLE) -> Iterator[tuple[Manifest, Path, Place]]:
+    """The manifest of each database, its directory, and its place: `place` where there are no shards."""
+    if manifest.shards is UNSET:
+        yield manifest, directory, place
+        return
     every = manifest.databases
     for shard, each in enumerate(every):
-        yield each, directory if each is manifest else shardfiles.directory(directory, shard), Place(shard, len(every))
+        yield each, shardfiles.directory(directory, shard), Place(shard, len(every))
 
 
 def make(
-    target: Target, directory: Path, manifest: Manifest, go_on: Callable[[Path], int | None], jump: int = 0
+    target: Target,
+    directory: Path,
+    manifest: Manifest,
+    go_on: Callable[[Path], int | None],
+    jump: int = 0,
+    *,
+    place: Place = SINGLE,
 ) -> Manifest:
     """Make `directory` of a backup. `go_on` is called with the files of each database in place, before they are opened;
-    it may put the log there that follows, and says with which row that ends. Raises as `restore` does, and the errors
-    of `go_on`."""
+    it may put the log there that follows, and says with which row that ends. `place` is that of a shard which the
+    manifest is of. Raises as `restore` does, and the errors of `go_on`."""
     if manifest.store_format not in READABLE_FORMATS:
         raise BackupError(
             f"the backup {manifest.id} has a database of the format {manifest.store_format!r}, this version reads "
@@ -138,9 +147,9 @@ def make(
     with replacing(directory, manifest.id) as begun:
         if manifest.shards is not UNSET:
             shardfiles.create(begun, len(manifest.shards))
-        for each, path, place in _databases(manifest, begun):
+        for each, path, own in _databases(manifest, begun, place):
             make_private(path)
-            _fill(target, path, each, go_on, jump, place)
+            _fill(target, path, each, go_on, jump, own)
     return manifest
 
 

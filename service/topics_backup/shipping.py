@@ -15,6 +15,8 @@ from topics_backup import log
 from topics_backup.errors import BackupError
 from topics_backup.log import PIECE_BYTES, Piece
 from topics_backup.target import Target
+from topics_service.storage import shardfiles
+from topics_service.storage.store import StoreOpenError
 from topics_service.storage.wal import archive
 from topics_service.storage.wal.archive import Line
 from topics_service.storage.wal.batches import batches, written_ms
@@ -35,6 +37,14 @@ def line_of(data_dir: Path) -> Line | None:
     try:
         return archive.line_of(data_dir)
     except (OSError, ValueError) as error:
+        raise BackupError(str(error)) from error
+
+
+def ship_all(target: Target, data_dir: Path) -> list[Shipped]:
+    """Archive the logs of all shards of a directory, or of one without. Raises as `ship` does."""
+    try:
+        return [ship(target, each) for each in shardfiles.directories(data_dir) or [data_dir]]
+    except StoreOpenError as error:
         raise BackupError(str(error)) from error
 
 

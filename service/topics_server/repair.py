@@ -16,7 +16,7 @@ from topics_service.engine.verify import Audit, Problem
 from topics_service.engine.verify.findings import DECODING
 from topics_service.storage import checksummed, repair_swap, shardfiles
 from topics_service.storage import repair as storage
-from topics_service.storage.holding import is_held
+from topics_service.storage.holding import Hold, is_held
 from topics_service.storage.private import make_private
 from topics_service.storage.rocks import RocksStore
 from topics_service.storage.rocks_batch import RocksBatch
@@ -75,15 +75,7 @@ def repair(
     Blocks for as long as the disk takes. Raises NotADirectoryError when `path` is no data directory, RepairError, and
     OSError. `stepped` see Swap.
     """
-    if (path / shardfiles.NAME).exists():
-        raise RepairError(f"{path} has shards: repair each that is damaged, such as {shardfiles.directory(path, 0)}")
-    try:
-        begun = path.is_dir() and repair_swap.Swap(path).pending()
-    except checksummed.DamagedFileError as error:
-        raise RepairError(
-            f"{error}, so the progress of an earlier repair is unknown: continue with the copy from before"
-        ) from error
-    if not path.is_dir() or not (begun or is_database(path)):
+    if not path.is_dir() or not (_is_begun(path) or is_database(path)):
         raise NotADirectoryError(20, "there is no data directory", str(path))
     if not apply:
         if is_held(path):
@@ -98,6 +90,57 @@ def repair(
             return _apply(path, observer, copy_to, bring_back=bring_back, stepped=stepped)
     except BlockingIOError as error:
         raise RepairError(f"a server has {path} open: stop it first") from error
+
+
+def repair_shards(
+    path: Path,
+    observer: Callable[[int], RepairObserver],
+    *,
+    apply: bool = False,
+    copy_to: Path | None = None,
+    bring_back: bool = False,
+) -> list[Report]:
+    """Repair one shard after the other of a data directory that has some, as `repair` does; `observer` is called with
+    the number of each. The copy is a data directory with shards as well.
+
+    A repair that was killed is run again: what was repaired is intact. What shards say of one another is left to the
+    server. Raises as `repair`.
+    """
+    try:
+        count = shardfiles.count_of(path) or 0
+        hold = Hold(path) if apply else None
+    except BlockingIOError as error:
+        raise RepairError(f"a server has {path} open: stop it first") from error
+    except StoreOpenError as error:
+        raise RepairError(f"{error}: write the number of its directories in {path / 'shards'} there") from error
+    own = [shardfiles.directory(path, shard) for shard in range(count)]
+    reports: dict[int, Report] = {}
+    try:
+        for shard, directory in enumerate(own):
+            if apply and _is_begun(directory):
+                reports[shard] = repair(directory, observer(shard), apply=True)
+        left = [shard for shard in range(count) if shard not in reports]
+        if copy_to is not None and left:
+            if copy_to.exists() and any(copy_to.iterdir()):
+                raise RepairError(f"{copy_to} is there already and not empty: name another place for the copy")
+            shardfiles.create(copy_to, count)
+        for shard in left:
+            copy = None if copy_to is None else shardfiles.directory(copy_to, shard)
+            reports[shard] = repair(own[shard], observer(shard), apply=apply, copy_to=copy, bring_back=bring_back)
+        return [reports[shard] for shard in range(count)]
+    finally:
+        if hold is not None:
+            hold.release()
+
+
+def _is_begun(path: Path) -> bool:
+    """Return whether a repair was interrupted that has to be ended. Raises RepairError."""
+    try:
+        return path.is_dir() and repair_swap.Swap(path).pending() is not None
+    except checksummed.DamagedFileError as error:
+        raise RepairError(
+            f"{error}, so the progress of an earlier repair is unknown: continue with the copy from before"
+        ) from error
 
 
 def _plan(path: Path, scratch: Path, observer: RepairObserver, *, bring_back: bool) -> Report:

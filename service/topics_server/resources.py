@@ -89,10 +89,15 @@ class Resources:
 
     def for_shard(self, shard: int, count: int) -> Self:
         """The resources of one of `count` shards in this process: the same, but with a directory of its own, and with
-        its part of the memory and of the open files. They end with these."""
+        its part of the memory, the retained log and the open files. They end with these."""
         made = copy.copy(self)
         path = shardfiles.directory(self.settings.data_path, shard)
-        made.settings = replace(self.settings, data_dir=str(path), memory_bytes=self.settings.memory_bytes // count)
+        made.settings = replace(
+            self.settings,
+            data_dir=str(path),
+            memory_bytes=self.settings.memory_bytes // count,
+            wal_archive_bytes=self.settings.wal_archive_bytes // count,
+        )
         made.tables = max(_LEAST_TABLES, self.tables // count)
         return made
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from topics_server.core import Core
@@ -12,7 +12,7 @@ from topics_server.processes.metrics import Allowed, ProcessMetrics
 from topics_server.resources import Resources
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.audit import AuditLog
-from topics_service.api.kafka import Brokers, KafkaShards
+from topics_service.api.kafka import Brokers, KafkaShards, ReplicaLogs
 from topics_service.api.metrics.merging import Report
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Pressure
@@ -42,10 +42,12 @@ _REPORT_SECONDS: Final = 5.0
 class LocalWork:
     """The work of a shard of this process with the others. Begins at once."""
 
-    def __init__(self, located: Located, core: Core) -> None:
+    def __init__(self, located: Located, core: Core, confirm: Callable[[], Awaitable[object]] | None = None) -> None:
+        """`confirm` is that of HoldSender."""
         self._parts = core.api.parts
         self._parts.resume()
-        self._holds = HoldSender.serve(core.engine.parts.place.shard, core.engine, core.api, located)
+        shard = core.engine.parts.place.shard
+        self._holds = HoldSender.serve(shard, core.engine, core.api, located, confirm)
         self._work = ShardWork(located, core.api, core.engine, SystemClock())
         self._work.start()
 
@@ -69,9 +71,10 @@ class ServedShards:
         lag: LoopLag,
         others: Callable[[], Iterable[int]],
         brokers: Brokers | None = None,
+        replica: Callable[[int], ReplicaLogs | None] = lambda _shard: None,
     ) -> None:
         """`others` gives the numbers of the other processes, or nodes, that may be called now. `brokers` are the nodes
-        of a cluster."""
+        of a cluster, `replica` finds this node's one of a shard."""
         settings = resources.settings
         self.audit = AuditLog(resources.audit_file.write) if resources.audit_file is not None else None
         self._shards = shards
@@ -94,7 +97,7 @@ class ServedShards:
         metrics.lags = self.api.groups.lags
         self.api.sql = ShardedSql(located, self.api.consumers)
         self._groups = settings.kafka.groups
-        self._kafka = ShardedKafka(self.api, located, brokers)
+        self._kafka = ShardedKafka(self.api, located, brokers, replica)
         self.objects = (ProcessApi(metrics.report, authorizer.users), self.api.watches)
         """Those that other processes call on this one."""
 
@@ -111,10 +114,11 @@ class ServedShards:
             api.sql.placements = SqlPlacements(self._located)
             api.sql.users.spread = self._spread
 
-    def begin(self, core: Core) -> "LocalWork":
-        """Begin what a shard does by itself. Call it once its engine has recovered, before calls come."""
+    def begin(self, core: Core, confirm: Callable[[], Awaitable[object]] | None = None) -> "LocalWork":
+        """Begin what a shard does by itself. Call it once its engine has recovered, before calls come. `confirm` raises
+        if another process owns the shard by now."""
         self._kafka.join(core.api)
-        return LocalWork(self._located, core)
+        return LocalWork(self._located, core, confirm)
 
     # ------------------------------------------------------------------ Kafka
 

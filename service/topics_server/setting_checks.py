@@ -90,9 +90,8 @@ def _check_processes(settings: "Settings") -> None:
         return
     if settings.cluster_store:
         raise SettingsError("TOPICS_PROCESSES is not for a node of a cluster: unset it, or TOPICS_CLUSTER_STORE")
-    for name in ("bulk_readers", "wal_archive_seconds"):
-        if getattr(settings, name):
-            raise SettingsError(f"TOPICS_{name.upper()} is for a data directory without shards: it must be 0")
+    if settings.bulk_readers:
+        raise SettingsError("TOPICS_BULK_READERS is for a data directory without shards: it must be 0")
 
 
 def _is_loopback(host: str) -> bool:

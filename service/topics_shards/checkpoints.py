@@ -1,9 +1,8 @@
 """Checkpoints of all shards of a server, of one moment: all processes pause in front of it.
 
 Process 0 makes and keeps them; any process answers the calls of clients. Each process first writes out its memtables,
-beside its calls. Then it stops its event loop until all have done so (`meet`), and captures its shards before it
-serves again. So what a shard has written because of a write of another one is in the checkpoint only together with that
-write.
+beside its calls. Then it stops its event loop until all have done so (`meet`), and captures its shards before it serves
+again. So what a shard has written because of a write of another one is in the checkpoint only together with that write.
 """
 
 import asyncio
@@ -26,6 +25,9 @@ MEET_SECONDS: Final = 2.0
 """The longest pause for the others; after it there is no checkpoint."""
 KEEPER: Final = 0
 """The process that makes and keeps them."""
+
+
+_ATTEMPTS: Final = 3  # to meet: a busy machine may keep a process from coming in time
 
 
 class HeldCheckpoint(Struct, frozen=True):
@@ -57,8 +59,6 @@ class CheckpointsApi:
 
     async def capture(self, folder: str, number: int) -> None:
         """Make this process's part of the checkpoint in `folder` at the moment at which all processes meet."""
-        for store in self._stores.values():  # what came since: the pause is to be short
-            await asyncio.to_thread(store.sync)
         if not self._meet(number):
             raise TopicsError(
                 Reason.NOT_READY, "the processes of the server did not pause together for a checkpoint: try again"
@@ -122,13 +122,18 @@ class ShardedCheckpoints:
         return lambda path: asyncio.run_coroutine_threadsafe(self._make(path), loop).result()
 
     async def _make(self, path: Path) -> None:
-        try:
-            await asyncio.to_thread(shardfiles.create, path, self._shards.count)
-            await self._all(CheckpointsApi.prepare, str(path))
-            await self._all(CheckpointsApi.capture, str(path), secrets.randbits(62) + 1)
-        except BaseException:
-            await asyncio.to_thread(checkpoint.remove, path)
-            raise
+        attempts = _ATTEMPTS
+        while True:
+            try:
+                await asyncio.to_thread(shardfiles.create, path, self._shards.count)
+                if attempts == _ATTEMPTS:
+                    await self._all(CheckpointsApi.prepare, str(path))
+                attempts -= 1
+                return await self._all(CheckpointsApi.capture, str(path), secrets.randbits(62) + 1)
+            except BaseException as error:
+                await asyncio.to_thread(checkpoint.remove, path)
+                if not _is_not_ready(error) or attempts in (0, _ATTEMPTS):
+                    raise
 
     async def _all(self, method: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
         """Call all processes, and wait until none of them works on it any more. Raises the first error."""
@@ -143,3 +148,7 @@ class ShardedCheckpoints:
         if process == self._shards.process:
             return await method(self._own, *args)
         return await self._shards.call(self._shards.number_of(process), method, *args)
+
+
+def _is_not_ready(error: BaseException) -> bool:
+    return isinstance(error, TopicsError) and error.reason is Reason.NOT_READY

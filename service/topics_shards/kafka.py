@@ -1,14 +1,14 @@
 """The calls of the Kafka gateway over all shards."""
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.interfaces import Groups
-from topics_service.api.kafka import Brokers, UnknownOutcomeError
+from topics_service.api.kafka import Brokers, ReplicaLogs, UnknownOutcomeError
 from topics_service.api.kafka_logs import (
     BatchOutcome,
     FetchOutcome,
@@ -49,8 +49,15 @@ requests behind are served: a connection has the batches of many shards, and its
 class ShardedKafka:
     """See KafkaShards. Belongs to the event loop."""
 
-    def __init__(self, topics: ShardedTopics, located: Located, brokers: Brokers | None = None) -> None:
-        """`brokers` are the nodes of a cluster."""
+    def __init__(
+        self,
+        topics: ShardedTopics,
+        located: Located,
+        brokers: Brokers | None = None,
+        replica: Callable[[int], ReplicaLogs | None] = lambda _shard: None,
+    ) -> None:
+        """`brokers` are the nodes of a cluster, `replica` finds this node's one of a shard that another one owns."""
+        self._replica = replica
         self.brokers = brokers
         self.catalog = ShardedCatalog(located.shards)
         self._parts = KnownParts(located, self.catalog)
@@ -246,6 +253,11 @@ class ShardedKafka:
     ) -> list[FetchOutcome]:
         """See KafkaApi."""
         await self._parts.have(shard, (request.topic for request in requests))
+        replica = None if shard in self._shards.local else self._replica(shard)
+        if replica is not None:
+            found = await replica.fetch(requests, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms)
+            if found is not None:
+                return found
         return await _answered(
             self._shards.call(
                 shard, KafkaApi.fetch, requests, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms

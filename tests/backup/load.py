@@ -19,8 +19,10 @@ class Load:
     the position of a group in `left`, and appends n to `behind`.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, durability: str = "disk") -> None:
+        """`durability` is that of all topics but `orders`."""
         self._target = target
+        self._durability = durability
         self._stop = threading.Event()
         self.acked = dict.fromkeys(TOPICS, 0)
         self.sent = dict.fromkeys(TOPICS, 0)
@@ -31,8 +33,9 @@ class Load:
         with TopicsClient(self._target) as client:
             for topic in TOPICS:
                 kind = "queue" if topic == "jobs" else "log"
-                durability = "fsync" if topic == "orders" else "disk"
+                durability = "fsync" if topic == "orders" else self._durability
                 client.put_topic(topic, TopicConfig(type=kind, durability=durability, lease_ms=3_600_000))
+            client.put_topic("copies", TopicConfig(durability=self._durability))
             client.put_router("copier", RouterConfig("orders", "copies"))
         for step in (self._pair, self._order, self._produce, self._work, self._commit):
             self._threads.append(threading.Thread(target=self._run, args=(step,)))

@@ -160,7 +160,7 @@ def test_a_time_that_was_there_twice_means_the_later_one(tmp_path: Path, clock: 
     store.close()
     wanted = {0: None, 4: None, 5: 5, 9: 5, 10: 5, 14: 5, 15: 15, 19: 15, 20: 15, 29: 15, 30: 30, 99: 30}
     for ms, last in wanted.items():
-        (way,) = moments.at_time(target, begin + ms)
+        [[way]] = moments.at_time(target, begin + ms).ways
         cut = way.cut()
         assert cut.next_seq == (ends[last] if last else way.base.point.next_seq), ms
         assert cut.written_ms == begin + (last or 0), ms

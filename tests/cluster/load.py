@@ -4,7 +4,7 @@ import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 
-from cluster.everyone import EVENTS, JOBS, Addresses, HttpActor, KeyedWriter, addresses
+from cluster.clients import EVENTS, JOBS, Addresses, HttpActor, KeyedWriter, addresses
 
 from support.cluster import Cluster, Node
 from support.http import Api, ok, path

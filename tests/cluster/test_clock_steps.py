@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import grpc
 import httpx
 import pytest
-from cluster.everyone import EVENTS, JOBS
+from cluster.clients import EVENTS, JOBS
 from cluster.load import Load
 
 from support.cluster import NAMES, Cluster, Node

@@ -59,7 +59,7 @@ def test_a_store_and_an_etcd_are_checked(env: dict[str, str]) -> None:
 
 def test_a_cluster_is_made_once(env: dict[str, str]) -> None:
     store = env["TOPICS_CLUSTER_STORE"] + "new"
-    assert CLI("cluster", "init", env=env).out == f"{store} is a cluster\n"
+    assert CLI("cluster", "init", env=env).out == f"{store} is a cluster with 8 shards\n"
     told = CLI("cluster", "init", env=env, code=1).err
     assert told == f"topics cluster init: there is a cluster at {store}\n"
     assert CLI("cluster", "init", "--cluster", "other", "--json", env=env).row["bytes"] == 0
@@ -74,6 +74,7 @@ def test_a_cluster_is_made_with_its_number_of_shards(env: dict[str, str], s3: S3
     told = CLI("cluster", "init", "--shards", 3, "--cluster", "other", env=env, code=1).err
     assert told.startswith("topics cluster init: shard 2 is not empty")
     assert CLI("cluster", "init", "--shards", 2, "--cluster", "other", "--json", env=env).row["shards"] == 2
+    assert CLI("cluster", "init", "--shards", 1, "--cluster", "alone", env=env).out.endswith("alone is a cluster\n")
     assert "64 shards at most" in CLI("cluster", "init", "--shards", 65, env=env, code=2).err
     told = CLI("cluster", "init", "--shards", 2, "--from", "/nowhere", "--cluster", "third", env=env, code=1).err
     assert told == "topics cluster init: no data directory /nowhere\n"

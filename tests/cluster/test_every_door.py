@@ -1,15 +1,20 @@
-"""Kills of the owner, again and again, under clients of every protocol: everything is there once and in order.
+"""Kills of owners and more, under clients of every protocol: everything is there once and in order.
 
-`TOPICS_KILLS` is the number of kills of the long form, which `make soak` runs with its default of 200.
+`TOPICS_KILLS` is the number of kills of the long form, which `make soak` runs with its default of 200; that with many
+shards lasts `TOPICS_SOAK_SECONDS`.
 """
 
 import os
 import random
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from cluster.everyone import Everyone, addresses
+from cluster import across
+from cluster.clients import addresses
+from cluster.disruptions import Disruptions
+from cluster.everyone import Everyone
 
 from support.cluster import Cluster
 from support.etcd import Etcd
@@ -19,6 +24,12 @@ KILLS = 3
 SOAK_KILLS = int(os.environ.get("TOPICS_KILLS", "20"))
 KILLS_OF_A_CLUSTER = 20
 """Then the next one begins, so that comparisons stay quick."""
+SHARDS = 8
+SOAK_SECONDS = float(os.environ.get("TOPICS_SOAK_SECONDS", "60"))
+SECONDS_OF_A_CLUSTER = 300.0
+PROGRESS_SECONDS = 60.0
+CALL_SECONDS = 4.0
+"""The time after which a client asks another node: one may be asleep."""
 QUICK: dict[str, object] = {"TOPICS_KAFKA_INITIAL_REBALANCE_MS": 0}
 
 
@@ -76,3 +87,56 @@ def test_every_protocol_over_kills_soak(tmp_path: Path, s3: S3, etcd: Etcd) -> N
             flush=True,
         )
         seed += 1
+
+
+def run_with_many_shards(
+    folder: Path, s3: S3, etcd: Etcd, seed: int, kinds: Iterable[str] | None, seconds: float = 0
+) -> tuple[dict[str, list[float]], str]:
+    """Cause the kinds of disruptions, or any for so many seconds: the longest pauses of a writer, by kind."""
+    rng = random.Random(seed)
+    end = time.monotonic() + seconds
+    pauses: dict[str, list[float]] = {}
+    with Cluster(folder, etcd.address, f"{s3.bucket()}/t", s3.environment, env=QUICK, shards=SHARDS) as cluster:
+        everyone = Everyone(addresses(cluster), seconds=CALL_SECONDS, sdk_nodes=3, others=across.everyone)
+        disruptions = Disruptions(cluster, rng)
+        names = [*disruptions.kinds]
+        each = iter(kinds) if kinds is not None else iter(lambda: rng.choice(names), "")
+        with everyone.at_work():
+            for kind in each:
+                everyone.wait_for_progress(PROGRESS_SECONDS)
+                if kinds is None and time.monotonic() > end:
+                    break
+                began = disruptions.cause(kind)
+                everyone.wait_for_progress(PROGRESS_SECONDS)
+                pauses.setdefault(kind, []).append(everyone.pause_around(began))
+        return pauses, str(everyone)
+
+
+@pytest.mark.timeout(300)
+def test_many_shards_are_all_there_over_kills_sleep_restarts_drains_and_moves(
+    tmp_path: Path, s3: S3, etcd: Etcd
+) -> None:
+    kinds = ["kill", "sleep", "drain", "move", "restart"]
+    pauses, everyone = run_with_many_shards(tmp_path, s3, etcd, 1, kinds)
+    print(f"longest pauses {shown(pauses)}; {everyone}")
+    assert {*pauses} == {*kinds}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_many_shards_over_disruptions_soak(tmp_path: Path, s3: S3, etcd: Etcd) -> None:
+    """Clusters one after the other, each with disruptions at random."""
+    end = time.monotonic() + SOAK_SECONDS
+    seed = int(os.environ.get("TOPICS_SOAK_SEED", time.time_ns() % 100_000))
+    while (left := end - time.monotonic()) > 0:
+        print(f"TOPICS_SOAK_SEED={seed}", flush=True)
+        found, everyone = run_with_many_shards(
+            tmp_path / str(seed), s3, etcd, seed, None, min(left, SECONDS_OF_A_CLUSTER)
+        )
+        print(f"longest pauses {shown(found)}; {everyone}", flush=True)
+        seed += 1
+
+
+def shown(pauses: dict[str, list[float]]) -> str:
+    """Pauses by kind, in seconds."""
+    return ", ".join(f"{kind} {sorted(round(each, 2) for each in found)}" for kind, found in sorted(pauses.items()))

@@ -4,18 +4,25 @@ A packet that vanishes is not a port that refuses: nothing ends, and whoever wai
 acknowledged is lost or there twice, no node gives a stale read, and the pause is that of docs/cluster.md.
 """
 
+import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Final, NamedTuple
 
+import httpx
 import pytest
 from cluster.load import Load
 
 from support.cluster import NAMES, Cluster, Node
 from support.etcd import Etcd
+from support.http import REC, Api
 from support.local_s3 import LocalS3
 from support.network import Network
 from support.waiting import poll
+from topics_client import TopicsClient
+from topics_service.engine.placement import home_of
 
 NODES: Final = 3
 CALL_SECONDS: Final = 1.0
@@ -52,6 +59,11 @@ FURTHER: Final = {
 }
 SLACK: Final = 1.5
 """Seconds that the tests' machine may add."""
+SHARDS: Final = 8
+UNHURRIED: Final[dict[str, object]] = {"TOPICS_CLUSTER_LEASE_SECONDS": 10}
+"""No lease ends because the tests' machine is busy."""
+UNREACHED: Final = 5.0
+"""Seconds for which a node tries to reach the owner of a shard."""
 
 
 class Made(NamedTuple):
@@ -158,3 +170,65 @@ def test_a_node_that_waits_for_the_store_stops_at_once(made: Made) -> None:
         network.heal()
         owner.start()
     cluster.wait_for_followers(NODES - 1, 30)
+
+
+def append(node: Node, topic: str) -> tuple[int, str, float]:
+    """Append a record: the status, 0 for a connection that ends without an answer, the code of an error, seconds."""
+    began = time.monotonic()
+    status, code = 0, ""
+    with contextlib.suppress(httpx.TransportError), Api(node.base) as api:
+        answer = api.write(topic, REC["records"], config={"durability": "fsync"})
+        status, code = answer.status_code, answer.json().get("error", {}).get("code", "")
+    return status, code, time.monotonic() - began
+
+
+def test_nodes_cut_off_from_each_other_answer_for_all_shards_that_they_reach(tmp_path: Path) -> None:
+    """Both still reach etcd, the store, their clients and a third node, so no shard moves."""
+    topics = {home_of(name, SHARDS): name for name in (f"topic-{n}" for n in range(100))}
+    with (
+        Network(NAMES[:NODES]) as network,
+        Etcd(tmp_path / "etcd", host=network.hosts["etcd"]) as etcd,
+        LocalS3(host=network.hosts["store"]) as store,
+        Cluster(
+            tmp_path, etcd.address, "s3://bucket/t", store.environment, env=UNHURRIED, network=network, shards=SHARDS
+        ) as cluster,
+    ):
+        cluster.wait_until_spread()
+        with ThreadPoolExecutor(SHARDS * NODES) as threads:
+
+            def at_all(nodes: Sequence[Node]) -> dict[tuple[str, int], tuple[int, str, float]]:
+                """Append to a topic of each shard at each node, all at once."""
+                asked = [(node, shard) for node in nodes for shard in topics]
+                found = threads.map(lambda each: append(each[0], topics[each[1]]), asked)
+                return {(node.name, shard): each for (node, shard), each in zip(asked, found, strict=True)}
+
+            def all_work() -> bool:
+                return all(status in (200, 201) for status, *_ in at_all(cluster.nodes).values())
+
+            poll(all_work, 30, cluster.logs)
+            one, other = cluster["a"], cluster["b"]
+            owners = cluster.owners()
+            network.cut(one.name, other.name)
+            assert len({owners[shard] for shard in topics}) == NODES
+            for turn in ("with calls sent to a node that has just vanished", "later"):
+                found = at_all((one, other))
+                print(f"{turn}: {found}")
+                for (at, shard), (status, code, seconds) in found.items():
+                    if {at, owners[shard]} == {one.name, other.name}:
+                        assert (status, code) in ((503, "not_ready"), (0, "")), turn
+                        assert seconds < UNREACHED + SLACK, turn
+                    else:
+                        assert status == 200, f"{turn}: {at} does not answer for shard {shard} of {owners[shard]}"
+                        assert seconds < SLACK, turn
+            assert all(status for status, *_ in found.values()), "calls that were not sent have an answer"
+            there = next(topic for shard, topic in topics.items() if owners[shard] == other.name)
+            with TopicsClient(one.grpc_target) as client:
+                began = time.monotonic()
+                client.append(there, {"n": 1}, idempotency_key="once")
+                print(f"a client of {one.name} went to {other.name} after {time.monotonic() - began:.2f} s")
+            assert cluster.owners() == owners
+            network.heal()
+            healed = time.monotonic()
+            poll(all_work, 30, cluster.logs)
+            print(f"all shards answer at all nodes {time.monotonic() - healed:.2f} s after the cut")
+            assert cluster.owners() == owners

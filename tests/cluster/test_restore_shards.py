@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backup.history import now_ms
+from backup.load import Load, check_moment
 from sdk.cli.runner import Cli, environment
 
 from support.cluster import Cluster
@@ -140,6 +142,8 @@ def test_nodes_go_on_with_all_shards_and_their_moments_are_restored(store: Local
         with TopicsClient(cluster["a"].grpc_target) as client:
             assert client.append(NAMES[0], "in the cluster").last_seq == 4
             assert client.append(NAMES[0], "a mistake").last_seq == 5
+        told = Cli(cluster["a"].grpc_target)("backup", "create", "--to", tmp_path / "backups", code=1).err
+        assert "of a cluster with shards, `topics cluster restore` does" in told
     rows = CLI("cluster", "moments", "--json", env=env).rows
     assert [row["shard"] for row in rows] == [*range(SHARDS), None]
     assert max(row["from_ms"] for row in rows[:-1]) == rows[-1]["from_ms"]
@@ -151,5 +155,29 @@ def test_nodes_go_on_with_all_shards_and_their_moments_are_restored(store: Local
     assert row["written_ms"] == row["shards"][0]["written_ms"]
     found = content(tmp_path / "new", tmp_path / "restored")
     assert found == ALL | {NAMES[0]: [*ALL[NAMES[0]], "in the cluster"]}
+    made = CLI("backup", "create", "--data-dir", tmp_path / "new", "--to", tmp_path / "backups", "--json").row
+    assert (made["topics"], made["records"]) == (4, 13)
     told = CLI("cluster", "restore", "--at-seq", f"{NAMES[0]}:6", "--to", tmp_path / "x", env=env, code=5).err
     assert told.startswith(f'topics cluster restore: shard 0: the log does not show how "{NAMES[0]}" reached seq 6')
+
+
+@pytest.mark.timeout(600)
+def test_a_time_under_load_is_one_moment_where_the_clocks_are_one(store: LocalS3, etcd: Etcd, tmp_path: Path) -> None:
+    """Nodes of one machine: nothing that one shard wrote because of another one is there without that."""
+    cluster = Cluster(tmp_path / "cluster", etcd.address, "s3://bucket/t", store.environment, nodes=2, shards=SHARDS)
+    cluster.command("init", "--shards", str(SHARDS))
+    env = {name: str(value) for name, value in cluster.env.items()}
+    with cluster:
+        with Load(cluster["a"].grpc_target, "fsync") as load:
+            poll(lambda: min(load.acked.values()) > 30, 120, cluster.logs)
+            at_least, ms = dict(load.acked), now_ms()
+            at_most = {topic: sent + 50 for topic, sent in load.sent.items()}
+            poll(lambda there=dict(load.acked): all(load.acked[each] > there[each] for each in there), 60, cluster.logs)
+        CLI("cluster", "restore", "--at", ms, "--to", tmp_path / "new", env=env)
+        assert CLI("verify", "--data-dir", tmp_path / "new", "--json").row["clean"]
+        with (
+            processes(tmp_path / "restored", tmp_path / "new") as server,
+            TopicsClient(server.grpc_target) as restored,
+            TopicsClient(cluster["b"].grpc_target) as source,
+        ):
+            check_moment(restored, source, at_least, at_most)

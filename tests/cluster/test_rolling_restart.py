@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from cluster.everyone import Everyone, addresses
+from cluster.clients import addresses
+from cluster.everyone import Everyone
 from cluster.test_every_door import QUICK
 
 from support.cluster import Cluster

@@ -22,12 +22,6 @@ def cluster(s3: S3, etcd: Etcd, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield cluster
 
 
-def owners(cluster: Cluster) -> dict[int, str]:
-    """The owners that serve their shards."""
-    claims = {shard: cluster.claimed(shard) for shard in range(SHARDS)}
-    return {shard: claim["node"] for shard, claim in claims.items() if claim is not None and claim["epoch"]}
-
-
 def status(cluster: Cluster, node: Node) -> tuple[dict[str, dict[str, object]], dict[int, dict[str, object]]]:
     """The rows of nodes and of shards that `topics cluster status` prints."""
     rows = Cli(node.grpc_target)("cluster", "status", "--json").rows
@@ -65,34 +59,30 @@ def test_shards_are_placed_moved_and_taken_over(cluster: Cluster, capsys: pytest
 
     assert "the cluster has 8 shards: give --shard" in cli("cluster", "move", "b", code=2).err
     assert "there is no shard 8" in cli("cluster", "move", "--shard", 8, "b", code=1).err
-    before = owners(cluster)
+    before = cluster.owners()
     assert "no node with the name 'x' lives" in cli("cluster", "move", "--shard", 1, "x", code=1).err
-    assert owners(cluster) == before
+    assert cluster.owners() == before
     shard = next(number for number, row in shards.items() if row["owner"] == "a" and row["followers"])
     [follower] = [each["node"] for each in shards[shard]["followers"]]  # type: ignore[attr-defined]
     moved = cli("cluster", "move", "--shard", shard, follower, "--json").row
     assert (moved["node"], moved["shard"]) == (follower, shard)
-    assert owners(cluster)[shard] == follower
+    assert cluster.owners()[shard] == follower
 
     assert cli("cluster", "drain", "b").out.startswith("b owns no shard")
-    assert "b" not in owners(cluster).values()
-    assert len(owners(cluster)) == SHARDS
+    assert "b" not in cluster.owners().values()
+    assert len(cluster.owners()) == SHARDS
     assert {row["node"] for row in cli("cluster", "status", "--json").rows if row.get("drained")} == {"b"}
-    assert "b" not in owners(cluster).values()
+    assert "b" not in cluster.owners().values()
     assert cli("cluster", "undrain", "b").out == "b may own shards\n"
     wait_until_settled(cluster)
 
-    victim = cluster[max(Counter(owners(cluster).values()).items(), key=lambda each: each[1])[0]]
-    lost = [number for number, name in owners(cluster).items() if name == victim.name]
+    victim = cluster[max(Counter(cluster.owners().values()).items(), key=lambda each: each[1])[0]]
+    lost = cluster.owned(victim)
     assert len(lost) == 3
     victim.kill()
     began = time.monotonic()
 
-    def are_taken_over() -> bool:
-        now = owners(cluster)
-        return len(now) == SHARDS and victim.name not in now.values()
-
-    poll(are_taken_over, 20, cluster.logs)
+    cluster.wait_until_taken_over(victim)
     took = time.monotonic() - began
     with capsys.disabled():
         print(f"\n{len(lost)} shards of a killed node were taken over after {took:.2f} s")
@@ -104,12 +94,12 @@ def test_shards_are_placed_moved_and_taken_over(cluster: Cluster, capsys: pytest
 def test_the_last_node_is_not_drained_and_a_dry_run_moves_nothing(cluster: Cluster) -> None:
     wait_until_settled(cluster)
     cli = Cli(cluster.nodes[0].grpc_target)
-    before = owners(cluster)
+    before = cluster.owners()
     assert cli("cluster", "rebalance", "--dry-run").out == "each node has its share\n"
     for name in ("a", "b"):
         cli("cluster", "drain", name)
     assert "no other node can take the shards of c" in cli("cluster", "drain", "c", code=1).err
-    assert set(owners(cluster).values()) == {"c"}
+    assert set(cluster.owners().values()) == {"c"}
     for name in ("a", "b"):
         cli("cluster", "undrain", name)
     due = cli("cluster", "rebalance", "--dry-run", "--json").rows
@@ -118,4 +108,4 @@ def test_the_last_node_is_not_drained_and_a_dry_run_moves_nothing(cluster: Clust
     done = cli("cluster", "rebalance", "--json").rows
     assert all(row["moved"] for row in done)
     wait_until_settled(cluster)
-    assert before.keys() == owners(cluster).keys()
+    assert before.keys() == cluster.owners().keys()

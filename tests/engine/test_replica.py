@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from router_support import RouterWorld
 
 from topics_service.engine import reader
+from topics_service.engine.batches import FetchRequest
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import BulkRequest, ConfigInput, DiffReply, DiffRequest, TagMatch
 from topics_service.engine.replica import Replica
@@ -81,6 +82,38 @@ def test_it_finds_what_was_written_before_the_call(following: Following) -> None
     reply, _ = following.read(end_seq=3)
     assert (seqs(reply), reply.earliest_seq, reply.head_seq) == ([3], 3, 4)
     assert epoch
+
+
+def test_batches_are_those_of_the_engine() -> None:
+    world = World()
+    store = FollowingMemory(world.store)
+    replica = Replica(store, world.clock, cache_bytes=2000, is_durable=True)
+    world.append(*[b"%d" % number for number in range(6)], sync=True)
+    world.append(*[b"x" * 100] * 6, sync=True)
+    world.delete(3)
+    world.append(b"last", sync=True)
+    replica.follow()
+
+    def asked(from_seq: int, max_bytes: int) -> FetchRequest:
+        return FetchRequest(topic="t", partition=0, from_seq=from_seq, max_bytes=max_bytes)
+
+    for from_seq in range(14):
+        for max_bytes in (1, 300, 1 << 20):
+            request = asked(from_seq, max_bytes)
+            ours, theirs = replica.fetch(request), world.engine.batches.fetch(request)
+            parts = [
+                [(part.block.base_seq, part.start, part.stop, part.dead) for part in reply.parts]
+                for reply in (ours, theirs)
+            ]
+            assert parts[0] == parts[1]
+            assert replace(ours, parts=[]) == replace(theirs, parts=[])
+    for beyond in (14, 1 << 40):
+        with pytest.raises(TopicsError) as error:
+            replica.fetch(asked(beyond, 1))
+        assert error.value.reason is Reason.NOT_READY, "the engine may have more"
+    world.append(b"more", sync=True)
+    replica.follow()
+    assert replica.fetch(asked(13, 1)).head_seq == 14
 
 
 def test_it_reads_no_further_than_asked_for(following: Following) -> None:

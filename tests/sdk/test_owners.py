@@ -335,6 +335,20 @@ def test_a_link_that_failed_is_closed_when_its_calls_have_ended() -> None:
     assert stream._is_closed
 
 
+def test_a_client_that_calls_rarely_finds_the_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes, made = routes_of()
+    monkeypatch.setattr(FakeLink, "is_connected", False)
+    key, now = ("t", 0, ""), time.monotonic()
+    routes.answered(key, (), named("a:1"))
+    monkeypatch.setattr(FakeLink, "is_connected", True)  # the connection began with the answer
+    monkeypatch.setattr(time, "monotonic", lambda: now + 100)
+    assert routes.begin(key) == (made[1], True)
+    monkeypatch.setattr(FakeLink, "is_connected", False)  # the server has closed it, as one that was idle
+    monkeypatch.setattr(time, "monotonic", lambda: now + 200)
+    assert routes.begin(key) == (made[0], False)
+    assert not routes._hints.is_avoided("a:1"), "it may take a moment to connect again"
+
+
 def test_the_owner_of_everything_is_that_of_initial_metadata() -> None:
     routes, _ = routes_of()
     routes.answered(("t", 0, ""), named("all:1"), ())

@@ -125,7 +125,7 @@ class Cluster:
         self.limits = limits
         self.stores = [MemoryStore() for _ in range(shards)]
         self.nodes = {
-            name: Node(name, (number + 1) * 1000, shards, directory, limits or Limits())
+            name: Node(name, (number + 1) * 0x1000_0001, shards, directory, limits or Limits())
             for number, name in enumerate(names)
         }
         self.owner: dict[int, Node] = {}

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import tempfile
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -311,6 +312,21 @@ async def test_what_is_too_large_is_refused_and_the_connection_stays(monkeypatch
 async def connected(both: Pair) -> list[Any]:
     await both.shards.call(1, Toy.echo, b"")
     return list(both.server.connections)
+
+
+async def test_idle_connections_take_little_memory() -> None:
+    async with pair() as both:
+        await connected(both)
+        tracemalloc.start()
+        try:
+            channels = [Channel(unix(both.path), "the shard", "the caller") for _ in range(20)]
+            await until(lambda: all(channel.connection is not None for channel in channels))
+            taken, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            for channel in channels:
+                channel.close()
+        assert taken / len(channels) < 50_000, "both ends of a connection"
 
 
 async def test_callers_wait_while_the_shard_does_not_read() -> None:

@@ -26,6 +26,11 @@ async def cluster() -> AsyncIterator[KafkaCluster]:
         yield world
 
 
+def connection(cluster: KafkaCluster, name: str) -> dict[str, str]:
+    """The address of one node for the programs that take no more, and that of all for others."""
+    return {"bootstrap": f"127.0.0.1:{cluster.nodes[1].port}" if name == "franz-go" else cluster.addresses}
+
+
 def written(cluster: KafkaCluster, topic: str) -> int:
     shards = {shard_of(topic, number, SHARDS) for number in range(PARTITIONS)}
     parts = [cluster.world.engines[shard].catalog.topics.get(topic) for shard in shards]
@@ -69,11 +74,9 @@ async def disturb(cluster: KafkaCluster, topic: str) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["confluent-kafka", "java", "franz-go", "kafka-python", "aiokafka"])
 async def test_an_idempotent_producer_writes_each_record_once(cluster: KafkaCluster, tmp_path: Path, name: str) -> None:
-    one = f"127.0.0.1:{cluster.nodes[1].port}"  # some of the programs take one address
-    connection = {"bootstrap": one if name == "franz-go" else cluster.addresses}
     with (
-        usable(name).start(connection, tmp_path) as writer,
-        usable("confluent-kafka").start({"bootstrap": cluster.addresses}, tmp_path, "2") as reader,
+        usable(name).start(connection(cluster, name), tmp_path) as writer,
+        usable("confluent-kafka").start(connection(cluster, "confluent-kafka"), tmp_path, "2") as reader,
     ):
         await asyncio.to_thread(reader.call, "create_topic", topic="t", partitions=PARTITIONS)
         facts = {"topic": "t", "partitions": PARTITIONS, "count": COUNT, "pause_ms": 40, "seconds": 60}
@@ -100,15 +103,14 @@ def value_of(record: Record) -> int:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("name", "protocol"),
-    [("confluent-kafka", "consumer"), ("java", "range"), ("java", "consumer"), ("kafka-python", "range")],
+    [("confluent-kafka", "consumer"), ("java", "range"), ("java", "consumer"), ("franz-go", "cooperative")],
 )
 async def test_a_group_reads_on_while_its_coordinator_moves(
     cluster: KafkaCluster, tmp_path: Path, name: str, protocol: str
 ) -> None:
-    connection = {"bootstrap": cluster.addresses}
     with (
-        usable("confluent-kafka").start(connection, tmp_path, "2") as writer,
-        usable(name).start(connection, tmp_path) as reader,
+        usable("confluent-kafka").start(connection(cluster, "confluent-kafka"), tmp_path, "2") as writer,
+        usable(name).start(connection(cluster, name), tmp_path) as reader,
     ):
         await asyncio.to_thread(writer.call, "create_topic", topic="t", partitions=PARTITIONS)
         facts = {"topic": "t", "partitions": PARTITIONS, "count": COUNT, "pause_ms": 40, "seconds": 60}

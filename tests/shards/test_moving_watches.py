@@ -15,7 +15,7 @@ from support.watching import quiet, seqs, watch
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.api.watch_stream import SessionStream, WatchStream
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.model import ConfigInput
+from topics_service.engine.model import AppendRequest, Batch, ConfigInput
 from topics_service.engine.watch.frames import CaughtUpFrame, ErrorFrame, Frame, TombstoneFrame, WatchRequest
 from topics_shards import remote_watch
 
@@ -283,3 +283,22 @@ async def test_a_deletion_is_told_once(cluster: Cluster, node: Node) -> None:
         assert by_topic(found)[B] == [
             ([1],), ("caught up",), ("deleted", 1), ([1],), ("caught up",), ([2],), ("caught up",)
         ]  # fmt: skip
+
+
+async def test_a_watch_leaves_a_former_owner_that_does_not_know_of_the_next_one() -> None:
+    """One that is cut off from the rest, but not from this node, and would keep its watches open."""
+    async with open_cluster(3, ("a", "b", "c")) as cluster:
+        await cluster.put(A, B)
+        with await stream(cluster.nodes["c"], watch(A, B)) as opened:
+            found = await quiet(opened, 0.1)
+            assert cluster.nodes["b"].lives[1].api.watches._feeds
+            cluster.take(1, "a")
+            await cluster.append(B)
+            await until_told(opened, found, {B: 1})
+            assert by_topic(found) == {A: [("caught up",)], B: [("caught up",), ([1],), ("caught up",)]}
+            await until(lambda: not cluster.nodes["b"].lives[1].api.watches._feeds)
+            cluster.take(1, "c")  # it comes here, and a does not know
+            request = AppendRequest(topic=B, batch=Batch(datas=[b"1"]))
+            await cluster.nodes["c"].api.append(request, principal=UNRESTRICTED)
+            await until_told(opened, found, {B: 2})
+            assert seqs(found, B) == [1, 2]

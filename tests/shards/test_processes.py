@@ -98,7 +98,6 @@ async def test_a_directory_is_served_as_what_it_is(tmp_path: Path) -> None:
         ({"TOPICS_PROCESSES": "65"}, "is not a number from 0 to 64"),
         ({"TOPICS_SHARDS": "0"}, "TOPICS_SHARDS must be at least 1"),
         ({"TOPICS_PROCESSES": "2", "TOPICS_BULK_READERS": "1"}, "TOPICS_BULK_READERS is for a data directory without"),
-        ({"TOPICS_PROCESSES": "2", "TOPICS_WAL_ARCHIVE_SECONDS": "9"}, "TOPICS_WAL_ARCHIVE_SECONDS is for a data dir"),
         (
             {
                 "TOPICS_PROCESSES": "2",

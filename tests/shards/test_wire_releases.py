@@ -158,6 +158,17 @@ def test_an_argument_that_an_older_release_does_not_know_is_refused_by_it(argume
         sent(NEW["items"], OLD["items"], NewItem(name="a"), limit=3, **argument)
 
 
+def test_a_method_with_many_parameters() -> None:
+    """MessagePack has three forms of an array, by its length."""
+    items = OLD["items"]
+    for count in (5, 15, 16, 70_000):
+        with pytest.raises(UnknownArgumentError):
+            items.decode_call(msgspec.msgpack.encode([None, (), OldItem(name="a"), 3, *range(4, count)]))
+    for malformed in ({"a": 1}, [None, (), OldItem(name="a"), "3"], 7):
+        with pytest.raises(msgspec.ValidationError):
+            items.decode_call(msgspec.msgpack.encode(malformed))
+
+
 def test_answers() -> None:
     assert answered(NEW["items"], OLD["items"], NewItem(name="a", count=9)) == OldItem(name="a")
     assert answered(OLD["items"], NEW["items"], OldItem(name="a")) == NewItem(name="a")

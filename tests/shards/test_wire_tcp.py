@@ -3,13 +3,14 @@
 import asyncio
 import os
 import ssl
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import uvloop
 from security.authority import Authority
 from shards.toy import Toy
-from shards.wire_nodes import NODE, Served, calling_context, identity, listening_context, serving
+from shards.wire_nodes import NODE, Served, calling_context, identity, listening_context, serving, wire
 
 from support.tls_proxy import certificate
 from support.waiting import until
@@ -153,6 +154,17 @@ async def test_tls_of_another_protocol_is_refused(tmp_path: Path, caplog: pytest
         with pytest.raises(TopicsError, match="can't be reached"):
             await served.shards_by(channel, 0.3).call(1, Toy.echo, b"value")
     assert "no calls go to b: TLS is of another protocol" in caplog.text
+
+
+async def test_handshakes_that_never_end_do_not_keep_nodes_out(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    async with serving(tls=listening_context(str(cert), str(key))) as served, AsyncExitStack() as stack:
+        for _ in range(64):
+            await stack.enter_async_context(wire(served.port))
+        async with wire(served.port) as one_more:
+            assert await one_more.is_ended()
+        channel = served.channel(tls=calling_context(str(cert)))
+        assert await served.shards_by(channel, 4.0).call(1, Toy.echo, b"value") == b"value"
 
 
 async def test_a_missing_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,10 +7,12 @@ import random
 import secrets
 import socket
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
+import httpx
 import obstore
 import requests
 from obstore.exceptions import AlreadyExistsError
@@ -83,7 +85,7 @@ class Cluster:
         `env` are further settings of every node, `own` of one, by its name. `network` has hosts of the nodes' names, on
         which they run.
         """
-        self._shards = shards
+        self.shards = shards
         self.name = f"test-{secrets.token_hex(4)}"
         self._etcd = etcd
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +125,7 @@ class Cluster:
             client_options={"allow_http": True},
         )
         with contextlib.suppress(AlreadyExistsError):
-            obstore.put(store, identity.NAME, identity.encode(identity.make(self._shards)), mode="create")
+            obstore.put(store, identity.NAME, identity.encode(identity.make(self.shards)), mode="create")
 
     def start(self, nodes: Iterable[Node] | None = None) -> Self:
         """Start nodes, all by default, and wait until each answers calls. Makes the cluster if there is none."""
@@ -141,14 +143,47 @@ class Cluster:
 
     def claimed(self, shard: int = 0) -> dict[str, Any] | None:
         """The owner's entry in etcd."""
-        key = base64.b64encode(f"/topics/{self.name}/owner/{shard}".encode()).decode()
+        return self._claims().get(shard)
+
+    def _claims(self) -> dict[int, dict[str, Any]]:
+        """The entries of all owners in etcd, by shard."""
+        start = f"/topics/{self.name}/owner/"
+        body = {"key": _encoded(start), "range_end": _encoded(start[:-1] + "0")}  # what follows a slash
+        found: dict[int, dict[str, Any]] = {}
         with contextlib.suppress(requests.RequestException):
-            reply = requests.post(f"http://{self._etcd}/v3/kv/range", json={"key": key}, timeout=5).json()
+            reply = requests.post(f"http://{self._etcd}/v3/kv/range", json=body, timeout=5).json()
             for entry in reply.get("kvs", []):
-                found = json.loads(base64.b64decode(entry["value"]))
-                assert isinstance(found, dict)
-                return found
-        return None
+                key = base64.b64decode(entry["key"]).decode()
+                found[int(key.removeprefix(start))] = json.loads(base64.b64decode(entry["value"]))
+        return found
+
+    def owners(self) -> dict[int, str]:
+        """The names of the owners that serve their shards. A claim with epoch 0 is a takeover under way."""
+        return {shard: claim["node"] for shard, claim in sorted(self._claims().items()) if claim["epoch"]}
+
+    def owned(self, node: Node) -> list[int]:
+        """The shards that a node serves."""
+        return [shard for shard, name in self.owners().items() if name == node.name]
+
+    def wait_until_spread(self, seconds: float = 120) -> None:
+        """Wait until each running node owns its share of the shards, and each shard has a follower."""
+
+        def spread() -> bool:
+            owned = Counter(self.owners().values())
+            least, names = self.shards // len(self.running), {node.name for node in self.running}
+            return owned.keys() == names and all(least <= count <= least + 1 for count in owned.values())
+
+        poll(spread, seconds, lambda: f"shards at all nodes: {self.owners()}; {self.logs()}", pause=0.05)
+        self.wait_for_followers(1, seconds)
+
+    def wait_until_taken_over(self, node: Node, seconds: float = 20) -> None:
+        """Wait until other nodes serve all shards."""
+
+        def taken_over() -> bool:
+            owners = self.owners()
+            return len(owners) == self.shards and node.name not in owners.values()
+
+        poll(taken_over, seconds, lambda: f"other owners than {node.name}: {self.owners()}; {self.logs()}")
 
     def owner(self, seconds: float = 20, *, other_than: Node | None = None) -> Node:
         """The node that owns the shard and serves it; waits for one. A claim with epoch 0 is a takeover under way."""
@@ -164,14 +199,22 @@ class Cluster:
         return node
 
     def wait_for_followers(self, count: int, seconds: float = 180) -> None:
-        """Wait until the owner counts so many followers that are caught up."""
+        """Wait until the owner of each shard counts so many followers that are caught up."""
 
         def enough() -> bool:
-            with contextlib.suppress(requests.RequestException, OSError):
-                return self.owner().metrics()["topics_cluster_followers"] >= count
+            owners = self.owners()
+            with contextlib.suppress(httpx.HTTPError, OSError):
+                figures = {name: self[name].metrics() for name in {*owners.values()}}
+                found = [
+                    figures[name][f"topics_cluster_followers{self._label(shard)}"] for shard, name in owners.items()
+                ]
+                return len(found) == self.shards and min(found) >= count
             return False
 
-        poll(enough, seconds, lambda: f"{count} followers; {self.logs()}", pause=0.05)
+        poll(enough, seconds, lambda: f"{count} followers; {self.owners()}; {self.logs()}", pause=0.05)
+
+    def _label(self, shard: int) -> str:
+        return f'{{shard="{shard}"}}' if self.shards > 1 else ""
 
     def metric(self, name: str) -> float:
         """The sum of a metric of all running nodes."""
@@ -191,6 +234,11 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _encoded(text: str) -> str:
+    """A key as the JSON API of etcd takes it."""
+    return base64.b64encode(text.encode()).decode()
 
 
 def _lasting_ports(count: int) -> list[int]:

@@ -131,7 +131,8 @@ def _create(arguments: argparse.Namespace) -> int:
         print(f"{made.id}: {what}, {output.size(made.bytes)}, of which {output.size(made.new_bytes)} were copied")
     if any(each.log is not None for each in made.databases):
         try:
-            backup_log.tell_holes("create", shipping.ship(target, data_dir).holes)
+            for each in shipping.ship_all(target, data_dir):
+                backup_log.tell_holes("create", each.holes)
         except (BackupError, OSError) as error:
             return server.complain("backup create", f"backup created, but its log could not be archived: {error}")
     return 0

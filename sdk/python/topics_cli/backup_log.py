@@ -66,25 +66,30 @@ def archive(arguments: argparse.Namespace) -> int:
 
     target = open_target(arguments.to)
     if arguments.every is None:
-        _tell_archived(arguments, shipping.ship(target, arguments.data_dir))
+        _tell_archived(arguments, shipping.ship_all(target, arguments.data_dir))
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # a partial copy is never visible
     while True:
         began = time.monotonic()
         try:
-            _tell_archived(arguments, shipping.ship(target, arguments.data_dir))
+            _tell_archived(arguments, shipping.ship_all(target, arguments.data_dir))
         except (BackupError, OSError) as error:  # the next attempt copies what is missing
             server.complain("backup archive", str(error))
         sys.stdout.flush()
         time.sleep(max(0.0, began + arguments.every / 1000 - time.monotonic()))
 
 
-def _tell_archived(arguments: argparse.Namespace, done: "Shipped") -> None:
+def _tell_archived(arguments: argparse.Namespace, done: "Sequence[Shipped]") -> None:
+    """Report what was archived of each shard, together but for JSON."""
     if arguments.json:
-        output.line(done._asdict())
-    elif done.pieces or arguments.every is None:
-        print(f"{done.line}: {output.size(done.bytes)} archived, up to {shown(done.until_ms)}")
-    tell_holes("archive", done.holes)
+        for shard, each in enumerate(done):
+            output.line(({"shard": shard} if len(done) > 1 else {}) | each._asdict())
+    elif any(each.pieces for each in done) or arguments.every is None:
+        of = done[0].line if len(done) == 1 else f"{len(done)} shards"
+        until_ms = min(each.until_ms for each in done)
+        print(f"{of}: {output.size(sum(each.bytes for each in done))} archived, up to {shown(until_ms)}")
+    for each in done:
+        tell_holes("archive", each.holes)
 
 
 def tell_holes(action: str, holes: list[str]) -> None:
@@ -111,18 +116,26 @@ def restore_point(arguments: argparse.Namespace) -> int:
         raise server.UsageError("--at and --at-seq select the backup: ID and --fallback are not allowed")
     target = open_target(arguments.source)
     if arguments.at_seq is not None:
-        ways = moments.at_seq(target, *arguments.at_seq)
+        moment = moments.at_seq(target, *arguments.at_seq)
     else:
-        ways = moments.at_end(target) if arguments.at == LATEST else moments.at_time(target, arguments.at)
+        moment = moments.at_end(target) if arguments.at == LATEST else moments.at_time(target, arguments.at)
     made = pointintime.restore(
         target,
         arguments.to,
-        ways,
+        moment,
         jump=arguments.jump,
         report=lambda text: print(f"topics backup restore: {output.clean(text)}", file=sys.stderr),
     )
-    facts = {"id": made.backup.id, "log_bytes": made.log_bytes, "written_ms": made.written_ms}
-    tell_restored(arguments, facts, made.backup.id, made.topics)
+    each = [{"id": one.backup.id, "log_bytes": one.log_bytes, "written_ms": one.written_ms} for one in made]
+    facts: dict[str, Any] = each[0]
+    if moment.shards is not None:
+        facts = {
+            "id": max(one.backup.id for one in made),
+            "log_bytes": sum(one.log_bytes for one in made),
+            "written_ms": max(one.written_ms for one in made),
+            "shards": [{"shard": shard, **of_shard} for shard, of_shard in enumerate(each)],
+        }
+    tell_restored(arguments, facts, facts["id"], [topic for one in made for topic in one.topics])
     return 0
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from topics_cluster.s3 import S3Bucket
 
 _ROUNDS: Final = 20
+_SHARDS: Final = 8
 
 
 def add_parser(commands: "Commands") -> None:
@@ -40,7 +41,7 @@ def add_parser(commands: "Commands") -> None:
         "--shards",
         type=positive,
         metavar="N",
-        help="number of shards, at most 64, which never changes (default: that of --from DIR, or 1)",
+        help="number of shards, at most 64, which never changes (default: 8; with --from that of DIR, or 1)",
     )
     check = _action(actions, "check", "check that an object store and an etcd are fit for a cluster", _check)
     check.add_argument(
@@ -139,7 +140,7 @@ def _init(arguments: argparse.Namespace) -> int:
 
     try:
         there = None if source is None else shardfiles.count_of(source)
-        shards = arguments.shards or there or 1
+        shards = arguments.shards or there or (_SHARDS if source is None else 1)
         if there is not None and there != shards:
             raise server.UsageError(f"{source} has {output.counted(there, 'shard')}, which never changes")
         if source is None or there is not None or shards == 1:

@@ -65,49 +65,58 @@ def _repair(arguments: argparse.Namespace, repair: Any) -> int:
             drawn.append(shown.enter_context(Progress("repair", records)))
             return drawn[0].advance
 
-        observer = repair.RepairObserver(
-            note=lambda text: tell({"found": "note", "text": text}, f"found: {text}"),
-            problem=lambda found: tell({"found": found.kind} | _facts(found), f"found: {sentence(found)}"),
-            action=lambda done: tell({"action": done.kind} | _facts(done), f"repair: {sentence(done)}"),
-            begun=begun,
-        )
-        try:
-            report = repair.repair(
-                arguments.data_dir,
-                observer,
-                apply=arguments.apply,
-                copy_to=arguments.copy_to,
-                bring_back=arguments.bring_back,
+        def observer(shard: int | None = None) -> Any:
+            row, at = ({}, "") if shard is None else ({"shard": shard}, f"shard {shard}: ")
+            return repair.RepairObserver(
+                note=lambda text: tell({"found": "note", "text": text} | row, f"found: {at}{text}"),
+                problem=lambda found: tell(
+                    {"found": found.kind} | row | _facts(found), f"found: {at}{sentence(found)}"
+                ),
+                action=lambda it: tell({"action": it.kind} | row | _facts(it), f"repair: {at}{sentence(it)}"),
+                begun=begun,
             )
+
+        options = {"apply": arguments.apply, "copy_to": arguments.copy_to, "bring_back": arguments.bring_back}
+        has_shards = (arguments.data_dir / "shards.json").exists()
+        try:
+            if has_shards:
+                reports = repair.repair_shards(arguments.data_dir, observer, **options)
+            else:
+                reports = [repair.repair(arguments.data_dir, observer(), **options)]
         except NotADirectoryError as error:
             raise server.UsageError(f"no data directory {error.filename}") from error
         except (repair.RepairError, OSError) as error:
             return server.complain("repair", str(error))
-    if arguments.json:
-        names = ("problems", "actions", "lost", "applied", "quarantine", "topics", "partitions", "records")
-        output.line({name: getattr(report, name) for name in names})
-    return _end(arguments, report)
+    codes = []
+    for shard, report in enumerate(reports):
+        directory = arguments.data_dir / "shards" / str(shard) if has_shards else arguments.data_dir
+        if arguments.json:
+            names = ("problems", "actions", "lost", "applied", "quarantine", "topics", "partitions", "records")
+            row = {name: getattr(report, name) for name in names}
+            output.line(({"shard": shard} if has_shards else {}) | row)
+        codes.append(_end(arguments, report, directory))
+    return max(codes)
 
 
-def _end(arguments: argparse.Namespace, report: Any) -> int:
+def _end(arguments: argparse.Namespace, report: Any, directory: Path) -> int:
     """Report the result, and return the exit code."""
     say = (lambda _: None) if arguments.json else print
     saved = output.listed(topic=report.topics, partition=report.partitions, record=report.records)
     if report.applied:
         if not report.resumed:
             say(f"saved: {saved}")
-        say(f"repaired; the original files are in {arguments.data_dir / report.quarantine}")
+        say(f"repaired; the original files are in {directory / report.quarantine}")
         if not report.lost:
             return 0
         lost = output.counted(report.lost, "thing")
         return server.complain("repair", f"{lost} could not be recovered; see docs/repair.md")
     if not report.problems:
-        say(f"nothing to do: {arguments.data_dir} is intact")
+        say(f"nothing to do: {directory} is intact")
         return 0
     if not report.quarantine:
         say(f"would save {saved}")
     return server.complain(
-        "repair", f"{arguments.data_dir} is damaged, nothing was changed: repair it with --apply --copy-to DIR"
+        "repair", f"{directory} is damaged, nothing was changed: repair it with --apply --copy-to DIR"
     )
 
 

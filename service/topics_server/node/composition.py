@@ -22,7 +22,7 @@ from topics_server.resources import Resources
 from topics_server.served_shards import LocalWork, ServedShards
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.checkpoints import Checkpoints
-from topics_service.api.kafka import KafkaShards
+from topics_service.api.kafka import KafkaShards, ReplicaLogs
 from topics_service.engine.placement import SQL_SHARD
 from topics_service.statistics import NodeStatistics
 from topics_shards.process import ProcessObjects
@@ -75,11 +75,13 @@ class NodeComposition:
         tls: PeerTls,
         views: Views,
         places: Callable[[], Mapping[int, Place]],
+        replica: Callable[[int], ReplicaLogs | None],
         is_ready: Callable[[], bool],
         authorizer: Authorizer,
         statistics: NodeStatistics,
     ) -> None:
-        """`places` gives the place of each shard; `is_ready` says whether the replicas of this node are ready."""
+        """`places` gives the place of each shard, `replica` this node's replica of one; `is_ready` says whether the
+        replicas of this node are ready."""
         self.authorizer = authorizer
         self.checkpoints: Checkpoints | None = None
         self.lag = lag = LoopLag()
@@ -116,6 +118,7 @@ class NodeComposition:
             lag=lag,
             others=self._others,
             brokers=NodeBrokers(me, views),
+            replica=replica,
         )
         metrics.others = served.reports
         self.api, self.audit = served.api, served.audit
@@ -149,7 +152,7 @@ class NodeComposition:
     def enter(self, term: ShardTerm) -> LocalWork:
         """Let calls come to a shard that this node owns, and begin its work."""
         number = term.ownership.shard
-        work = self._served.begin(term.core)
+        work = self._served.begin(term.core, term.standpoint)
         self.cores[number] = term.core
         self.shards.held[number] = self._serving[number] = term.shard
         self.shards.moved()

@@ -1,13 +1,14 @@
 """Topics as a node that follows the log has them in its rows."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 from topics_cluster.store import ShardStore
 from topics_gateway.request import PassedOnError
 from topics_server.node.peers import Standpoint
+from topics_service.engine.batches import FetchReply, FetchRequest
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import BulkRequest, DiffReply, DiffRequest, TopicState
@@ -27,6 +28,8 @@ class LocalTopics:
     def __init__(self, store: ShardStore, replica: Replica) -> None:
         self.store = store
         self.is_closed = False
+        self.waiting: set[Callable[[], object]] = set()
+        """Called whenever the store has new rows, and when no more reads are answered."""
         self._replica = replica
         self._news = asyncio.Event()
 
@@ -70,10 +73,17 @@ class LocalTopics:
         except TimeoutError:
             raise PassedOnError(f"the node is behind: at {self.position}, wanted is {wanted}") from None
 
+    def fetch(self, request: FetchRequest) -> FetchReply:
+        """See `TopicsApi.fetch`."""
+        with self._reading():
+            return self._replica.fetch(request)
+
     def applied(self) -> None:
         """Note that the store has new rows."""
         self._news.set()
         self._news = asyncio.Event()
+        for wake in list(self.waiting):
+            wake()
 
     def close(self) -> None:
         """Answer no more reads."""
@@ -107,3 +117,40 @@ class LocalTopics:
             if error.reason not in UNREADABLE:
                 raise
             raise PassedOnError(error.message) from error
+
+
+class LocalLogs:
+    """The part of `TopicsApi` that `KafkaApi.fetch` needs, on such topics; errors are those of LocalTopics."""
+
+    draining: Final = False
+
+    def __init__(self, topics: LocalTopics) -> None:
+        self._topics = topics
+
+    def fetch(self, request: FetchRequest) -> FetchReply:
+        """See TopicsApi."""
+        return self._topics.fetch(request)
+
+    def park(self, _topic: str, wake: Callable[[], object], _partition: int = 0) -> "_Parked":
+        """See TopicsApi; it wakes up for records of any topic."""
+        return _Parked(self._topics, wake)
+
+    def notify_on_drain(self, _event: object) -> AbstractContextManager[None]:
+        """See TopicsApi: who waits is woken when the topics are closed."""
+        return nullcontext()
+
+    async def expiry_durable(self) -> None:
+        """See TopicsApi: only what is durable is here."""
+
+
+class _Parked:
+    """A wait for new rows."""
+
+    def __init__(self, topics: LocalTopics, wake: Callable[[], object]) -> None:
+        self._topics = topics
+        self._wake = wake
+        topics.waiting.add(wake)
+
+    def leave(self) -> None:
+        """End it, and all of the same caller."""
+        self._topics.waiting.discard(self._wake)

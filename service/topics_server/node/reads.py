@@ -1,7 +1,7 @@
 """Reads at a node that follows: from its own rows, once they have all that the read has to find."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, cast
@@ -16,7 +16,7 @@ from topics_gateway.routes import RouteTable
 from topics_gateway.settings import GatewaySettings
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_server.node import positions
-from topics_server.node.local import UNREADABLE, LocalTopics
+from topics_server.node.local import UNREADABLE, LocalLogs, LocalTopics
 from topics_server.node.peers import Standpoint
 from topics_server.node.positions import StatingContext, stating
 from topics_service.api.access.authorizer import Authorizer
@@ -29,8 +29,10 @@ from topics_service.api.grpc.guard import Guard, authorization_of
 from topics_service.api.grpc.handlers import Handler
 from topics_service.api.grpc.meter import CallMeter, CallObserver
 from topics_service.api.grpc.topics_servicer import TopicsServicer
+from topics_service.api.kafka_logs import FetchOutcome, KafkaApi
 from topics_service.api.request_context import POSITION
 from topics_service.api.topics import TopicsApi
+from topics_service.engine.batches import FetchRequest
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.replica import Replica
@@ -111,7 +113,7 @@ class FollowerReads:
             topics = LocalTopics(store, replica)
             api = cast(TopicsApi, topics)  # the calls here need only this part
             app = self._traced(create_reads(api, self._node, self._settings, self._authorizer))
-            self._local = _Local(topics, TopicsServicer(api), app)
+            self._local = _Local(topics, TopicsServicer(api), app, KafkaApi(cast(TopicsApi, LocalLogs(topics))))
 
     @property
     def topics(self) -> LocalTopics | None:
@@ -138,6 +140,26 @@ class FollowerReads:
         except UnverifiedPasswordError as unverified:
             return users.is_read_only(unverified.name)
         return not users.is_stored(principal)
+
+    # -------------------------------------------------------------- Kafka
+
+    async def fetch(
+        self, requests: Sequence[FetchRequest], *, max_bytes: int, min_bytes: int = 0, wait_ms: int = 0
+    ) -> list[FetchOutcome] | None:
+        """See ReplicaLogs."""
+        local = self._local
+        if local is None or not self._is_ready():
+            return None
+        try:
+            await local.topics.reach(await self._standpoint(), _REACH_SECONDS)
+            found = await local.logs.fetch(requests, max_bytes=max_bytes, min_bytes=min_bytes, wait_ms=wait_ms)
+        except (PassedOnError, TopicsError) as error:
+            log.debug("a fetch goes to the owner: %s", error)
+            return None
+        if any(outcome.error is not None for outcome in found):
+            return None
+        self._statistics.follower_reads += 1
+        return found
 
     # -------------------------------------------------------------- gRPC
 
@@ -245,6 +267,7 @@ class _Local(NamedTuple):
     topics: LocalTopics
     servicer: TopicsServicer
     app: ASGIApp
+    logs: KafkaApi
 
 
 class _Kept:

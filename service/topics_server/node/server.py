@@ -306,6 +306,7 @@ class _Running:
             tls=PeerTls(settings),
             views=self._views,
             places=lambda: {shard.number: shard.place for shard in self.shards},
+            replica=lambda number: self.shards[number].reads,
             is_ready=lambda: self.shards.is_ready,
             authorizer=self._authorizer,
             statistics=self.statistics,

@@ -79,7 +79,11 @@ class ShardedServer(Serving):
                 self._count = self._share.count
             shards = range(self._count) if self._share is None else self._share.shards
             processes = 1 if self._share is None else self._share.processes
-            settings = replace(self._settings, memory_bytes=self._settings.memory_bytes // processes)
+            settings = replace(
+                self._settings,
+                memory_bytes=self._settings.memory_bytes // processes,
+                wal_archive_bytes=self._settings.wal_archive_bytes * len(shards) // self._count,
+            )
             resources = Resources.open(settings, opens_store=False, shares_ports=self._share is not None)
             stack.callback(resources.close, is_sound=True)
             parts = [resources.for_shard(shard, len(shards)) for shard in shards]

@@ -77,6 +77,17 @@ class Brokers(Protocol):
         ...
 
 
+class ReplicaLogs(Protocol):
+    """A replica of a shard that another node owns."""
+
+    async def fetch(
+        self, requests: Sequence[FetchRequest], *, max_bytes: int, min_bytes: int = 0, wait_ms: int = 0
+    ) -> list[FetchOutcome] | None:
+        """See KafkaApi: everything that the shard's owner had acknowledged before the call, and what comes while the
+        call waits. None if the owner has to be asked."""
+        ...
+
+
 class KafkaTopics(CommonCalls, Protocol):
     """The calls of the Kafka gateway on one engine or several, but for those on logs; see TopicsApi.
 

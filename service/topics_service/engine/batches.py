@@ -160,26 +160,11 @@ class Batches:
 
         Raises TopicsError `topic_not_found`, `partition_not_found`, or `internal` for damage.
         """
-        topic, log, s = self._visible(request.topic, request.partition)
-        reply = FetchReply(
-            identity=topic.identity, parts=[], next_from_seq=request.from_seq, head_seq=s.head, earliest_seq=s.earliest
-        )
-        if not s.evict_floor - 1 <= request.from_seq <= s.head:
-            reply.lost = True
-            return reply
-        topic.touch(self._clock.now_ms())
-        at = s.first_live(max(request.from_seq + 1, s.earliest))
-        while at <= s.head and (not reply.parts or reply.nbytes < request.max_bytes):
-            part, nbytes = _part(s, log.blocks.find(at, whole=True), at, request.max_bytes - reply.nbytes)
-            if reply.parts and reply.nbytes + nbytes > request.max_bytes:
-                break
-            reply.parts.append(part)
-            reply.nbytes += nbytes
-            reply.next_from_seq = part.block.base_seq + part.stop - 1
-            at = s.first_live(reply.next_from_seq + 1)
-        if at > s.head:
-            reply.is_hole, reply.next_from_seq = reply.next_from_seq < s.head, s.head
-        reply.passed_over = s.lost_between(request.from_seq + 1, reply.next_from_seq + 1)
+        topic, now = self._catalog.visible(request.topic), self._clock.now_ms()
+        log = topic.partition(request.partition)
+        reply = read(topic.identity, log.visible(topic.config, now), log.blocks, request)
+        if not reply.lost:
+            topic.touch(now)
         return reply
 
     def offset_at(self, name: str, partition: int, ts: int) -> tuple[int, int] | None:
@@ -215,6 +200,29 @@ class Batches:
         topic = self._catalog.visible(name)
         log = topic.partition(partition)
         return topic, log, log.visible(topic.config, self._clock.now_ms())
+
+
+def read(identity: Identity, s: Snapshot, blocks: LogBlocks, request: FetchRequest) -> FetchReply:
+    """Read whole batches of a partition after a cursor; see `Batches.fetch`."""
+    reply = FetchReply(
+        identity=identity, parts=[], next_from_seq=request.from_seq, head_seq=s.head, earliest_seq=s.earliest
+    )
+    if not s.evict_floor - 1 <= request.from_seq <= s.head:
+        reply.lost = True
+        return reply
+    at = s.first_live(max(request.from_seq + 1, s.earliest))
+    while at <= s.head and (not reply.parts or reply.nbytes < request.max_bytes):
+        part, nbytes = _part(s, blocks.find(at, whole=True), at, request.max_bytes - reply.nbytes)
+        if reply.parts and reply.nbytes + nbytes > request.max_bytes:
+            break
+        reply.parts.append(part)
+        reply.nbytes += nbytes
+        reply.next_from_seq = part.block.base_seq + part.stop - 1
+        at = s.first_live(reply.next_from_seq + 1)
+    if at > s.head:
+        reply.is_hole, reply.next_from_seq = reply.next_from_seq < s.head, s.head
+    reply.passed_over = s.lost_between(request.from_seq + 1, reply.next_from_seq + 1)
+    return reply
 
 
 def _part(s: Snapshot, block: StoredBlock, at: int, budget: int) -> tuple[FetchPart, int]:

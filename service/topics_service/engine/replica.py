@@ -15,7 +15,8 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from topics_service.engine import reader, retention
+from topics_service.engine import batches, reader, retention
+from topics_service.engine.batches import FetchReply, FetchRequest
 from topics_service.engine.blocks import BlockCache, LogBlocks
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import (
@@ -156,6 +157,15 @@ class Replica:
         _, view = self._view(name, partition)
         self._check_expired(view, partition)
         return reader.locate(view.state, view.blocks, ts)
+
+    def fetch(self, request: FetchRequest) -> FetchReply:
+        """Whole batches, as `Batches.fetch`. Raises `not_ready` as `bulk`, and for a cursor outside of the rows."""
+        number, view = self._view(request.topic, request.partition)
+        self._check_expired(view, request.partition, request.from_seq)
+        reply = batches.read(Topic(number, view.row, []).identity, view.state, view.blocks, request)
+        if reply.lost:
+            raise _elsewhere(request.topic, request.partition, "its records here are others", head_seq=reply.head_seq)
+        return reply
 
     def follow(self) -> None:
         """Apply the writer's changes. Raises `not_ready` if that can't be done."""

@@ -82,7 +82,7 @@ class ClientConnection(FrameProtocol):
 
     def __init__(self, channel: "Channel") -> None:
         identity = channel.identity
-        super().__init__(channel.scratch, MAX_FRAME if identity is None else UNPROVEN_SERVER_FRAME)
+        super().__init__(max_frame=MAX_FRAME if identity is None else UNPROVEN_SERVER_FRAME)
         self._channel = channel
         self._handshake = None if identity is None else CallerHandshake(identity, channel.name)
         self._silence = None if identity is None else Silence(self, lambda: bool(self._calls))
@@ -284,7 +284,6 @@ class Channel:
         open_connection: Open,
         name: str,
         own_name: str,
-        scratch: bytearray | None = None,
         identity: Identity | None = None,
         *,
         address: str = "",
@@ -297,7 +296,6 @@ class Channel:
         self.name = name
         self.address = address
         self.own_name = own_name
-        self.scratch = scratch
         self.identity = identity
         self.connection: ClientConnection | None = None
         self._open = open_connection

@@ -24,6 +24,7 @@ import logging
 import struct
 from abc import abstractmethod
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
@@ -68,14 +69,26 @@ def agreed_version(offered: int = VERSION) -> int:
     return min(VERSION, offered) if offered >= _OLDEST_VERSION else 0
 
 
+_scratches: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, bytearray]] = WeakKeyDictionary()
+
+
 class FramingError(Exception):
     """The peer has sent what is no frame, or not one of its side."""
+
+
+def _shared_scratch() -> bytearray:
+    """The memory that connections of the running loop read into."""
+    loop = asyncio.get_running_loop()
+    scratch = _scratches.get(loop)
+    if scratch is None:
+        scratch = _scratches[loop] = bytearray(_SCRATCH_BYTES)
+    return scratch
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
     """One connection. A subclass takes frames; one that raises FramingError from there is cut off.
 
-    `scratch` is memory that all connections of a loop may share: what is in it is taken before the next read.
+    `scratch` is memory that all connections of a loop share: what is in it is taken before the next read.
     """
 
     def __init__(self, scratch: bytearray | None = None, max_frame: int = MAX_FRAME) -> None:
@@ -84,7 +97,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self.is_writable = True
         self.heard = False
         """True once anything has arrived; a look at it sets it to False."""
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES) if scratch is None else scratch)
+        self._scratch = memoryview(_shared_scratch() if scratch is None else scratch)
         self._kept = b""  # the beginning of a frame
         self._body: bytearray | None = None  # of a large frame, as long as it is not complete
         self._got = 0

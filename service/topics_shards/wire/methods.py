@@ -19,7 +19,6 @@ from topics_shards.wire.pieces import Packing, Piece, Pieces
 DECODE_ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
 """The errors of bytes that are no call, or no result."""
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode_array: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _NO_PIECES: Final = Pieces(())
 _BEFORE: Final = 2  # fields of a call before the arguments
 
@@ -138,9 +137,12 @@ class RemoteMethod:
 
 
 def _length(body: bytes | memoryview) -> int:
-    """The length of an array of MessagePack."""
-    raws: list[msgspec.Raw] = _decode_array(body)
-    return len(raws)
+    """The length of an array of MessagePack, by its first bytes; 0 if it is something else."""
+    kind = body[0]
+    if kind & 0xF0 == 0x90:
+        return kind & 0x0F
+    size = {0xDC: 2, 0xDD: 4}.get(kind, 0)
+    return int.from_bytes(body[1 : 1 + size])
 
 
 class _ResultForm(Struct):

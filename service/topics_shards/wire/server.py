@@ -70,7 +70,7 @@ class ServerConnection(FrameProtocol):
 
     def __init__(self, server: "ShardServer", entrance: Entrance | None = None) -> None:
         """One that comes by an entrance has to prove itself first."""
-        super().__init__(server.scratch, MAX_FRAME if entrance is None else UNPROVEN_FRAME)
+        super().__init__(max_frame=MAX_FRAME if entrance is None else UNPROVEN_FRAME)
         self._server = server
         self._entrance = entrance
         self._handshake = None if entrance is None else ServerHandshake(entrance.identity, server.method_names)
@@ -346,7 +346,6 @@ class ShardServer:
         self.method_names = [method.name for method in methods]
         self.name = name
         self.connections: set[ServerConnection] = set()
-        self.scratch = bytearray(256 << 10)
         self.is_closing = False
         self.log = RateLimitedLogger(log)
         self._server: asyncio.Server | None = None

@@ -51,10 +51,12 @@ _APPEND, _SQL, _DIFF, _CLAIM, _FETCH, _PULL = (
 
 def _calls() -> list[bytes]:
     few, many = Batch([b"1", b"22"], tags=[b"t", None]), Batch([b"%d" % i for i in range(20)])
-    return [
+    calls = [
         _APPEND.encode_call(_ORIGIN, (AppendRequest(topic="t", batch=batch),), {"principal": UNRESTRICTED})
         for batch in (few, many)
     ]
+    longer = msgspec.msgpack.encode([*msgspec.msgpack.decode(calls[0]), "of a later release"])
+    return [*calls, longer]
 
 
 def _results(method: RemoteMethod, hint: Any) -> list[bytes]:

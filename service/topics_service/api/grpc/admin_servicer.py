@@ -133,7 +133,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
 
     def _own_checkpoints(self) -> CheckpointCalls:
         if self._checkpoints is None:
-            raise invalid("this server makes no checkpoints: it can be stopped, and its data directory copied")
+            raise invalid("this server makes no checkpoints: of a cluster with shards, `topics cluster restore` does")
         return self._checkpoints
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Context) -> pb.GetClusterResponse:

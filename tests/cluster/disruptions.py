@@ -1,0 +1,91 @@
+"""All that happens to the nodes of a cluster with several shards, to one node or shard after the other."""
+
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from sdk.cli.runner import Cli
+
+from support.cluster import Cluster, Node
+
+READY: Final = 120.0
+"""Seconds until each shard has a follower."""
+
+
+class Disruptions:
+    """Each ends with all nodes running."""
+
+    def __init__(self, cluster: Cluster, rng: random.Random) -> None:
+        self._cluster = cluster
+        self._rng = rng
+        self.kinds: dict[str, Callable[[], float]] = {
+            "kill": self.kill,
+            "sleep": self.sleep,
+            "restart": self.restart,
+            "drain": self.drain,
+            "move": self.move,
+        }
+        """By name; each returns the moment, by the monotonic clock, at which it began."""
+
+    def cause(self, kind: str) -> float:
+        """Cause one, once each shard can be taken over."""
+        self._cluster.wait_for_followers(1, READY)
+        time.sleep(self._rng.uniform(0, 0.3))  # the moment within a batch, a PUT or a claim is any
+        return self.kinds[kind]()
+
+    def kill(self) -> float:
+        """Kill a node, and start it again once its shards have other owners."""
+        node = self._victim()
+        began = time.monotonic()
+        node.kill()
+        self._cluster.wait_until_taken_over(node)
+        node.start()
+        return began
+
+    def sleep(self) -> float:
+        """Stop a node without its noticing, until its shards have had other owners for a while."""
+        node = self._victim()
+        began = time.monotonic()
+        node.signal(signal.SIGSTOP)
+        try:
+            self._cluster.wait_until_taken_over(node)
+            time.sleep(self._rng.uniform(0, 2))
+        finally:
+            node.signal(signal.SIGCONT)
+        return began
+
+    def restart(self) -> float:
+        """Restart a node, which hands its shards over."""
+        node = self._victim()
+        began = time.monotonic()
+        assert node.stop() == 0, node.log[-3000:]
+        node.start()
+        return began
+
+    def drain(self) -> float:
+        """Drain a node, let it own shards again, and move those that belong there."""
+        node = self._victim()
+        cli = Cli(self._rng.choice(self._cluster.nodes).grpc_target)
+        began = time.monotonic()
+        cli("cluster", "drain", node.name)
+        assert not self._cluster.owned(node)
+        cli("cluster", "undrain", node.name)
+        cli("cluster", "rebalance")
+        assert self._cluster.owned(node)
+        return began
+
+    def move(self) -> float:
+        """Move a shard to a node that does not own it, whether it follows it or not."""
+        shard, owner = self._rng.choice([*self._cluster.owners().items()])
+        target = self._rng.choice([node for node in self._cluster.nodes if node.name != owner])
+        began = time.monotonic()
+        Cli(target.grpc_target)("cluster", "move", "--shard", shard, target.name)
+        return began
+
+    def _victim(self) -> Node:
+        """One of the nodes that own several shards."""
+        owned = Counter(self._cluster.owners().values())
+        return self._cluster[self._rng.choice(sorted(name for name, count in owned.items() if count > 1))]
