@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster.conftest import etcd, s3
+from spark.test_read_table_events import change, check_events
 
 from support.etcd import Etcd
 from support.lake_runs import LocalRunner, settings
@@ -79,6 +80,12 @@ def test_each_node_gives_the_whole_topic(
         assert [(*row[:3], bytes(row[3])) for row in read] == [
             (row.partition, row.seq, row.tag, row.data) for row in source
         ]
+
+
+def test_each_node_gives_the_changes_of_a_table(cluster: ShardedCluster) -> None:
+    change(cluster.url)
+    for node in cluster.nodes:
+        check_events(f"topics://{node.grpc_target}")
 
 
 def test_stream_to_a_topic_while_a_node_dies(
