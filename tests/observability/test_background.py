@@ -37,7 +37,7 @@ OWN = {
     "service/topics_shards/ends.py": 1,
     "service/topics_shards/merging.py": 2,
     "service/topics_shards/queues.py": 1,
-    "service/topics_shards/remote_watch.py": 1,
+    "service/topics_shards/remote.py": 1,
     "service/topics_shards/session_forwarding.py": 1,
     "service/topics_shards/shards.py": 2,
     "service/topics_shards/watches.py": 1,

@@ -135,6 +135,7 @@ class NodeComposition:
         )
         self._tasks = [
             background.start(self.lag.run()),
+            background.start(self.figures.measure()),
             background.start(self.figures.follow(self.shards, self._others)),
             background.start(self._served.follow_users(self._owner_of_users)),
         ]

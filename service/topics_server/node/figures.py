@@ -14,6 +14,7 @@ from topics_shards.process import ProcessApi, ShardFigures
 from topics_shards.shards import LostCallError, Shards
 
 _ASK_SECONDS: Final = 1.0
+_MEASURE_SECONDS: Final = 0.1
 
 
 class NodeFigures:
@@ -33,6 +34,7 @@ class NodeFigures:
         self._is_ready = is_ready
         self._is_draining = is_draining
         self._known: dict[int, ShardFigures] = {}
+        self._taken: dict[int, int] = {}
 
     def here(self) -> dict[int, ShardFigures]:
         """The figures of the shards of this node."""
@@ -60,8 +62,15 @@ class NodeFigures:
         return total
 
     def taken(self, shard: int) -> int:
-        """The bytes that the other shards of this node are still to write to its disk."""
-        return sum(core.taken() for number, core in self._cores.items() if number != shard)
+        """The bytes that the other shards of this node were still to write to its disk a moment ago: it is asked for
+        with every write."""
+        return sum(self._taken.values()) - self._taken.get(shard, 0)
+
+    async def measure(self) -> None:
+        """Keep what the shards of this node are still to write, until cancelled."""
+        while True:
+            self._taken = {shard: core.taken() for shard, core in self._cores.items()}
+            await asyncio.sleep(_MEASURE_SECONDS)
 
     # ------------------------------------------------------------- see Health
 
