@@ -15,10 +15,11 @@ from pyspark_topics.write import TaskWrite
 from pyspark_topics.write_columns import Layout
 from pyspark_topics.write_options import WriteOptions
 from support.etcd import Etcd
-from support.lake_runs import LocalRunner, settings
+from support.lake_runs import LocalRunner, follow, settings
 from support.lake_truth import Lake
 from support.s3 import S3
-from support.spark import Row, fill, put_topic, rows
+from support.spark import Row, Server, fill, put_topic, rows
+from support.spark_read import Read
 from support.spark_shards import SHARDS, ShardedCluster
 from support.stream_reader import read, reader, step
 from support.waiting import poll
@@ -183,3 +184,20 @@ def test_table_equals_topic_while_a_node_dies(
     assert lake.records("source") == source
     assert lake.gaps("source") == []
     cluster.start(node for node in cluster.nodes if not node.alive())
+
+
+def test_processes_give_and_keep_the_whole_topic(tmp_path: Path) -> None:
+    with Server(tmp_path / "server", env={"TOPICS_PROCESSES": 2}) as server, server.connect() as connection:
+        put_topic(connection, "source", partitions=PARTITIONS)
+        for each in range(PARTITIONS):
+            fill(connection, "source", RECORDS, partition=each)
+        whole = rows(connection, "source")
+        found = Read({"url": server.url, "subscribe": "source"}).rows()
+        assert [(row["partition"], row["seq"], row["data"]) for row in found] == [
+            (row.partition, row.seq, row.data) for row in whole
+        ]
+        config = settings(server, tmp_path / "lake", "source")
+        follow(config)
+        assert Lake(config).records("source") == whole
+        change(server.url)
+        check_events(server.url)
