@@ -78,6 +78,7 @@ class Core:
         settings, traces = resources.settings, resources.traces
         self._settings = settings
         self.store = store
+        self.clock = clock
         self.engine = engine = Engine(
             store,
             clock,

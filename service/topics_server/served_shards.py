@@ -17,7 +17,6 @@ from topics_service.api.metrics.merging import Report
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.topics import TopicsApi
-from topics_service.engine.clock import SystemClock
 from topics_service.engine.errors import TopicsError
 from topics_shards.health import Health
 from topics_shards.holds import HoldSender
@@ -48,7 +47,7 @@ class LocalWork:
         self._parts.resume()
         shard = core.engine.parts.place.shard
         self._holds = HoldSender.serve(shard, core.engine, core.api, located, confirm)
-        self._work = ShardWork(located, core.api, core.engine, SystemClock())
+        self._work = ShardWork(located, core.api, core.engine, core.clock)
         self._work.start()
 
     async def stop(self) -> None:

@@ -1,6 +1,5 @@
 """Topics as a whole: what their home knows of them, with the partitions that lie in other shards."""
 
-import asyncio
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from topics_service.engine.errors import partition_not_found
 from topics_service.engine.model import ListTopicsReply, ListTopicsRequest, PartitionState, TopicState
 from topics_service.engine.parts import Extent
 from topics_shards.locating import Located
+from topics_shards.shards import at_once
 
 _PARTITIONS_A_PAGE: Final = 10_000
 """As in `Engine.list_topics`."""
@@ -70,9 +70,7 @@ class _Found:
         """The topics of the page, and whether there may be more: asks the shards until they are known."""
         behind: Sequence[int] = list(self._ends)
         while True:
-            async with asyncio.TaskGroup() as group:
-                for shard in behind:
-                    group.create_task(self._read(shard))
+            await at_once(map(self._read, behind))
             states = sorted(chain.from_iterable(self._states), key=_NAME)
             upto = min(self._ends.values(), default=None)  # behind it a shard may have some that it did not tell of
             known = len(states) if upto is None else bisect_right(states, upto, key=_NAME)
@@ -121,14 +119,10 @@ async def _complete(located: Located, states: Sequence[TopicState]) -> None:
                 wanted.setdefault(located.shard(state.topic, partition), []).append((state.topic, partition))
     if not wanted:
         return
-    async with asyncio.TaskGroup() as group:
-        tasks = {
-            shard: group.create_task(located.shards.call(shard, PartsApi.extents, places))
-            for shard, places in wanted.items()
-        }
+    extents = await at_once(located.shards.call(shard, PartsApi.extents, places) for shard, places in wanted.items())
     found: dict[str, list[tuple[int, Extent | None]]] = {}
-    for shard, places in wanted.items():
-        for (name, partition), extent in zip(places, tasks[shard].result(), strict=True):
+    for places, own in zip(wanted.values(), extents, strict=True):
+        for (name, partition), extent in zip(places, own, strict=True):
             found.setdefault(name, []).append((partition, extent))
     for state in states:
         _add(state, found.get(state.topic, ()))

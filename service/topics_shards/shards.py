@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from topics_service.api.catalog_copy import CatalogApi
@@ -133,9 +133,17 @@ class Shards(ABC):
 
     async def each(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Run a method on all shards at once; the results in the order of the shards. Raises the first error."""
+        return await at_once(self.call(shard, method, *args, **kwargs) for shard in range(self.count))
+
+
+async def at_once(calls: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
+    """Run calls at once; their results in their order. Raises the first error, as it is, and cancels the others."""
+    try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self.call(shard, method, *args, **kwargs)) for shard in range(self.count)]
-        return [task.result() for task in tasks]
+            tasks = [group.create_task(call) for call in calls]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 class LocalShards(Shards):

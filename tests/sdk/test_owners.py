@@ -326,7 +326,7 @@ def test_a_link_that_failed_is_closed_when_its_calls_have_ended() -> None:
     routes.answered(key, (), named("a:1"))
     stream, _ = routes.begin(key)
     call, _ = routes.begin(key)
-    routes.failed(call, key, grpc.StatusCode.UNAVAILABLE, is_answered=False)
+    routes.failed(call, key, grpc.StatusCode.UNAVAILABLE)
     routes.end(call)
     assert not stream._is_closed
     assert routes.begin(key) == (made[0], False)
@@ -347,6 +347,21 @@ def test_a_client_that_calls_rarely_finds_the_owner(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(time, "monotonic", lambda: now + 200)
     assert routes.begin(key) == (made[0], False)
     assert not routes._hints.is_avoided("a:1"), "it may take a moment to connect again"
+
+
+@pytest.mark.parametrize(("reason", "is_avoided"), [("not_ready", False), ("shutting_down", True), ("", True)], ids=str)
+def test_what_an_owner_says_that_is_not_available(reason: str, is_avoided: bool) -> None:
+    routes, made = routes_of()
+    one, other = ("one", 0, ""), ("other", 0, "")
+    for key in (one, other):
+        routes.answered(key, (), named("a:1"))
+    routes.failed(made[1], one, grpc.StatusCode.UNAVAILABLE, reason)
+    assert routes.begin(one) == (made[0], False)
+    assert routes.begin(other) == ((made[0], False) if is_avoided else (made[1], True))
+    routes, made = routes_of()
+    routes.answered(one, named("a:1"))
+    routes.failed(made[1], one, grpc.StatusCode.UNAVAILABLE, reason)
+    assert routes.begin(one) == (made[0], False), "the owner of everything"
 
 
 def test_the_owner_of_everything_is_that_of_initial_metadata() -> None:

@@ -22,7 +22,9 @@ from topics_service.engine.model import (
     ListTopicsRequest,
     TopicState,
 )
+from topics_service.engine.offsets.positions import ListGroupsRequest
 from topics_service.engine.placement import home_of
+from topics_service.engine.router.router import ListRoutersRequest
 
 _COUNTS: Final = (1, 1, 1, 2, 3, 5, 8)
 
@@ -191,3 +193,26 @@ async def test_a_placed_topic_with_a_part_is_found_from_its_name() -> None:
         assert (await world.api.delete_topic(name)).deleted
         assert not any(engine.has_topic(name) for engine in world.engines)
         assert (await call(name, ConfigInput(), principal=UNRESTRICTED)).created
+
+
+async def test_a_shard_that_is_away_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients try again after `not_ready`, and not after an internal error."""
+    async with open_shards(3) as world:
+        await world.api.put_topic("wide", ConfigInput(), principal=UNRESTRICTED, partition_count=8)
+        away, call = (home_of("wide", 3) + 1) % 3, world.shards.call
+
+        async def reached(shard: int, *args: Any, **kwargs: Any) -> Any:
+            if shard == away:
+                raise TopicsError(Reason.NOT_READY, "its node is gone")
+            return await call(shard, *args, **kwargs)
+
+        monkeypatch.setattr(world.shards, "call", reached)
+        for found in (
+            world.api.get_topic("wide"),
+            world.api.list_topics(ListTopicsRequest(), principal=UNRESTRICTED),
+            world.api.groups.page(ListGroupsRequest(), principal=UNRESTRICTED),
+            world.api.routers.page(ListRoutersRequest(), principal=UNRESTRICTED),
+        ):
+            with pytest.raises(TopicsError) as error:
+                await found
+            assert error.value.reason is Reason.NOT_READY

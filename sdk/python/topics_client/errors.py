@@ -1,7 +1,7 @@
 """Errors of calls to the server."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -146,6 +146,15 @@ def _details(value: bytes) -> Any:
         return status_pb2.Status.FromString(value).details
     except DecodeError:
         return ()
+
+
+def reason_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """The error code in the trailing metadata of a call; empty if no topics server answered it."""
+    info = error_details_pb2.ErrorInfo()
+    for key, value in metadata or ():
+        if key == _DETAILS_KEY and isinstance(value, bytes) and any(packed.Unpack(info) for packed in _details(value)):
+            return str(info.reason).lower()
+    return ""
 
 
 def from_rpc(error: grpc.RpcError, server: object = "", timeout: float | None = None) -> TopicsError:

@@ -93,9 +93,11 @@ class Hints:
         if len(self._owners) > MAX_HINTS:
             self._owners.popitem(last=False)
 
-    def forget(self, key: Key) -> None:
-        """Forget the owner of a key."""
+    def forget(self, key: Key, target: str) -> None:
+        """Forget the owner of a key, and of everything if it is this one."""
         self._owners.pop(key, None)
+        if self._owners.get(EVERYTHING) == target:
+            del self._owners[EVERYTHING]
 
     def is_avoided(self, target: str) -> bool:
         """Return whether a node is not to be used now."""

@@ -15,7 +15,7 @@ import grpc
 from google.protobuf.message import Message
 
 from topics_client.address import Address
-from topics_client.errors import TopicsError, from_rpc
+from topics_client.errors import TopicsError, from_rpc, reason_in
 from topics_client.owners import AVOID_SECONDS, EVERYTHING, Hints, Key, key_of, owner_in
 from topics_client.positions import POSITION, Positions, is_read_to_end
 
@@ -28,7 +28,7 @@ _SWEEP_SECONDS: Final = 30.0
 _MAX_OWNERS: Final = 32
 _MAX_LEFT: Final = 32
 _FAILED: Final = frozenset((grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED))
-_DETAILS: Final = "grpc-status-details-bin"  # a server has answered
+_OF_NODE: Final = frozenset(("", "shutting_down"))  # other reasons are of what the call asks for
 
 
 class Link(ABC):
@@ -187,16 +187,16 @@ class Routes:
             else:
                 self._learn(key, of_key)
 
-    def failed(self, link: Link, key: Key, code: grpc.StatusCode, *, is_answered: bool) -> None:
-        """Take note of the status of a call over `link`, which may be an answer of its server."""
+    def failed(self, link: Link, key: Key, code: grpc.StatusCode, reason: str = "") -> None:
+        """Take note of the status of a call over `link`, with the reason that its server gave, if that answered."""
         if code not in _FAILED:
             return
         with self._lock:
             is_known = link is not self._configured or self._owners.get(link.address.target) is link
-            if is_known and not (is_answered and code is grpc.StatusCode.UNAVAILABLE):
+            if is_known and reason in _OF_NODE:
                 self._avoid(link)
             if link is not self._configured:
-                self._hints.forget(key)
+                self._hints.forget(key, link.address.target)
             elif len(self._nodes) == 1:
                 self._away_until = time.monotonic() + AVOID_SECONDS
             elif not self._closed:
@@ -338,8 +338,7 @@ class Route:
     ) -> None:
         """Take note of the end of the call."""
         if code is not grpc.StatusCode.OK:
-            is_answered = any(name == _DETAILS for name, _ in trailing or ())
-            self._routes.failed(self.link, self._key, code, is_answered=is_answered)
+            self._routes.failed(self.link, self._key, code, reason_in(trailing))
         self._routes.answered(self._key, initial, trailing)
         if self._positions is not None:
             self._positions.note(self._began, trailing)

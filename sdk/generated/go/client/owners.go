@@ -134,10 +134,13 @@ func (h *hints) learn(of key, target string) {
 	}
 }
 
-func (h *hints) forget(of key) {
-	if place := h.places[of]; place != nil {
-		h.order.Remove(place)
-		delete(h.places, of)
+// forget forgets the owner of a key, and of everything if it is this one.
+func (h *hints) forget(of key, target string) {
+	for _, each := range []key{of, everything} {
+		if place := h.places[each]; place != nil && (each == of || place.Value.(hint).target == target) {
+			h.order.Remove(place)
+			delete(h.places, each)
+		}
 	}
 }
 

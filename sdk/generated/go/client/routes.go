@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
@@ -229,7 +230,7 @@ func (r *routes) answered(used *link, to key, initial, trailing metadata.MD, err
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if failed {
-		r.failed(used, to, now, code == codes.Unavailable && len(trailing.Get("grpc-status-details-bin")) > 0)
+		r.failed(used, to, now, err)
 	}
 	if ofAll != "" {
 		r.learn(everything, ofAll, now)
@@ -238,13 +239,20 @@ func (r *routes) answered(used *link, to key, initial, trailing metadata.MD, err
 	}
 }
 
-// failed takes note of a call that failed since a node is unavailable, or, if its server said so, what it was asked for.
-func (r *routes) failed(used *link, to key, now time.Time, answered bool) {
-	if r.owners[used.target] == used && !answered {
+// failed takes note of a call that failed since a node is unavailable, or, if its server gave a reason, what it was asked
+// for.
+func (r *routes) failed(used *link, to key, now time.Time, err error) {
+	ofNode := true
+	for _, detail := range status.Convert(err).Details() {
+		if info, is := detail.(*errdetails.ErrorInfo); is {
+			ofNode = info.Reason == "SHUTTING_DOWN"
+		}
+	}
+	if r.owners[used.target] == used && ofNode {
 		r.avoid(used, now)
 	}
 	if used.target != r.nodes[r.at] {
-		r.hints.forget(to)
+		r.hints.forget(to, used.target)
 	} else {
 		r.at = (r.at + 1) % len(r.nodes)
 	}

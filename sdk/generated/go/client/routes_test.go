@@ -6,10 +6,13 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	topicsv1 "topics.test/sdk/topics/v1"
 )
@@ -108,6 +111,35 @@ func TestConnectionsThatAreNotUsedAreClosed(t *testing.T) {
 	made.ownerOf(key{topic: "other"}, now.Add(idleTime+time.Minute))
 	if idle.conn.GetState() != connectivity.Shutdown || streamed.conn.GetState() == connectivity.Shutdown {
 		t.Error("the connections without a call are closed, no others")
+	}
+}
+
+func TestWhatAnOwnerSaysThatIsNotAvailable(t *testing.T) {
+	for reason, avoided := range map[string]bool{"": true, "SHUTTING_DOWN": true, "NOT_READY": false} {
+		said := status.New(codes.Unavailable, "away")
+		if reason != "" {
+			said, _ = said.WithDetails(&errdetails.ErrorInfo{Reason: reason})
+		}
+		for _, ofAll := range []bool{false, true} {
+			made, one, other := owned(t), key{topic: "one"}, key{topic: "other"}
+			for _, to := range []key{one, other} {
+				initial, trailing := metadata.MD(nil), naming("127.0.0.1:9")
+				if ofAll {
+					initial, trailing = trailing, nil
+				}
+				made.answered(made.links["127.0.0.1:1"], to, initial, trailing, nil)
+			}
+			made.answered(made.owners["127.0.0.1:9"], one, nil, nil, said.Err())
+			if made.hints.find(one, time.Now()) != "" {
+				t.Errorf("%q: the owner is still known", reason)
+			}
+			if is := made.hints.find(other, time.Now()) == ""; is != (avoided || ofAll) {
+				t.Errorf("%q: another key's owner is left: %t", reason, is)
+			}
+			if is := made.owners["127.0.0.1:9"] == nil; is != avoided {
+				t.Errorf("%q: the node is avoided: %t", reason, is)
+			}
+		}
 	}
 }
 

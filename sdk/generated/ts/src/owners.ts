@@ -50,8 +50,10 @@ export class Hints {
     if (this.#owners.size > MAX_HINTS) removeFirst(this.#owners);
   }
 
-  forget(key: string): void {
+  /** Forgets the owner of a key, and of everything if it is this one. */
+  forget(key: string, target: string): void {
     this.#owners.delete(key);
+    if (this.#owners.get(EVERYTHING) === target) this.#owners.delete(EVERYTHING);
   }
 
   /** Whether a node is not to be used now. */

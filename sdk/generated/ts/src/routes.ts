@@ -2,6 +2,7 @@
 import type { DescMessage, DescMethodStreaming, DescMethodUnary, MessageInitShape } from "@bufbuild/protobuf";
 import { Code, ConnectError, type ContextValues, type StreamResponse, type Transport, type UnaryResponse } from "@connectrpc/connect";
 
+import { ErrorInfoSchema } from "../lib/google/rpc/error_details_pb.js";
 import { EVERYTHING, Hints, keyOf, OWNER } from "./owners.js";
 
 const MAX_OWNERS = 32;
@@ -9,7 +10,6 @@ const CONNECT_MS = 5000;
 const NODE_MS = 2000; // for a connection to a node of several, before the next is tried
 const IDLE_MS = 300_000;
 const SWEEP_MS = 30_000;
-const DETAILS = "grpc-status-details-bin"; // a server has answered
 /** What the transport says when a node is unavailable. */
 const FAILED = new Set([Code.Unavailable, Code.DeadlineExceeded, Code.Aborted, Code.Internal, Code.Unknown, Code.DataLoss]);
 
@@ -206,10 +206,11 @@ export class Routes implements Transport {
     if (signal?.aborted) return;
     const error = ConnectError.from(thrown);
     const named = error.metadata.get(OWNER); // initial and trailing metadata are one here
-    const isAnswered = error.metadata.has(DETAILS);
-    if (FAILED.has(error.code) && (!isAnswered || error.code === Code.Unavailable)) {
-      if (!isAnswered && this.#owners.get(used.target) === used) this.#avoid(used);
-      if (used.target !== this.#nodes[this.#at]) this.#hints.forget(key);
+    const reason = error.findDetails(ErrorInfoSchema)[0]?.reason; // absent if no server of ours answered
+    if (FAILED.has(error.code) && (reason === undefined || error.code === Code.Unavailable)) {
+      const isOfNode = reason === undefined || reason === "SHUTTING_DOWN";
+      if (isOfNode && this.#owners.get(used.target) === used) this.#avoid(used);
+      if (used.target !== this.#nodes[this.#at]) this.#hints.forget(key, used.target);
       else this.#at = (this.#at + 1) % this.#nodes.length;
     }
     if (named && key !== EVERYTHING) this.#learn(key, named);

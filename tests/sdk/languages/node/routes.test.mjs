@@ -2,6 +2,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { Code, ConnectError } from "@connectrpc/connect";
+import { ErrorInfoSchema } from "topics-sdk/google/rpc/error_details_pb.js";
 import { AppendRequestSchema, GetTopicRequestSchema, ListTopicsRequestSchema, TopicsService } from "topics-sdk/topics/v1/topics_service_pb.js";
 import { ConsumeRequestSchema, GetGroupRequestSchema } from "topics-sdk/topics/v1/group_service_pb.js";
 import { ExecuteRequestSchema, SqlServiceConsumeRequestSchema } from "topics-sdk/topics/v1/sql_service_pb.js";
@@ -97,6 +99,26 @@ test("the second call goes to the owner, and back to the seed when that fails", 
   await ask(routes, "t");
   assert.deepEqual([nodes.links.get(SEED).calls, nodes.links.get("a:1").calls], [3, 2]);
   assert.equal(nodes.links.get("a:1").isClosed, true);
+});
+
+test("what an owner says that is not available", async () => {
+  for (const [reason, isAvoided] of /** @type {const} */ ([["NOT_READY", false], ["SHUTTING_DOWN", true], ["", true]])) {
+    const nodes = new Nodes();
+    const routes = new Routes([SEED], nodes.open);
+    nodes.owner = "a:1";
+    await ask(routes, "one");
+    await ask(routes, "other");
+    const details = reason ? [{ desc: ErrorInfoSchema, value: { reason } }] : [];
+    nodes.failure = new ConnectError("away", Code.Unavailable, undefined, details);
+    await assert.rejects(ask(routes, "one"));
+    nodes.failure = undefined;
+    const before = nodes.links.get("a:1").calls;
+    nodes.owner = "";
+    await ask(routes, "one");
+    assert.equal(nodes.links.get("a:1").calls, before);
+    await ask(routes, "other");
+    assert.equal(nodes.links.get("a:1").calls, before + (isAvoided ? 0 : 1), reason);
+  }
 });
 
 test("links to owners are bounded; those with a call stay", async () => {
