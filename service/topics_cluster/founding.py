@@ -132,8 +132,13 @@ async def _check_not_begun(bucket: Bucket) -> None:
 
 async def _begun(bucket: Bucket) -> Begun | None:
     data = await bucket.get(BEGUN)
+    return None if data is None else decode_begun(data)
+
+
+def decode_begun(data: bytes) -> Begun:
+    """Decode the object `BEGUN`. Raises CheckpointError."""
     try:
-        return None if data is None else msgspec.json.decode(data, type=Begun)
+        return msgspec.json.decode(data, type=Begun)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{BEGUN} is damaged: {error}. Take another name or prefix") from None
 

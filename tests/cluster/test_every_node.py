@@ -42,7 +42,7 @@ async def three(world: World, **settings: Any) -> AsyncIterator[dict[str, NodeSe
     """Three nodes that share the shards."""
     async with contextlib.AsyncExitStack() as stack:
         nodes = {name: await stack.enter_async_context(world.node(name, **settings)) for name in "abc"}
-        await until(lambda: is_spread(world, 3), seconds=20)
+        await until(lambda: is_spread(world, 3), seconds=60)
         yield nodes
 
 

@@ -180,6 +180,14 @@ def children(server: ServerProcess) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()]
 
 
+def requests_under_way(server: ServerProcess) -> int:
+    """The requests of HTTP that all processes have read and not answered."""
+    text = httpx.get(f"{server.base}/v0/metrics").text
+    found = re.search(r"^topics_http_requests_in_flight (\S+)$", text, re.MULTILINE)
+    assert found is not None, text
+    return int(float(found[1]))
+
+
 def acceptors(server: ServerProcess) -> Counter[int]:
     """The number of connections of HTTP at each process."""
     port, found = f"{server.http_port:04X}", Counter[int]()
@@ -240,7 +248,7 @@ def test_a_stop_lets_calls_end_in_all_processes(several: ServerProcess) -> None:
     call(several, "/v0/topics/a", {"records": [{"data": 1}]})
     with ThreadPoolExecutor(8) as pool:
         waits = [pool.submit(call, several, "/v0/topics/a/diff", {"from_seq": 1, "wait_ms": 20_000}) for _ in range(8)]
-        poll(lambda: sum(acceptors(several).values()) == 8, 10, "long polls")
+        poll(lambda: requests_under_way(several) == 9, 10, "long polls, and the request that asks")
         assert several.stop(10) == 0
         assert [wait.result()["records"] for wait in waits] == [[]] * 8
     assert "processes do not end" not in several.log

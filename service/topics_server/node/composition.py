@@ -96,6 +96,7 @@ class NodeComposition:
         self._addresses: dict[str, str] = {}
         self._numbers: dict[str, int] = {}
         self._is_draining = False
+        self._was_whole = False
         self._tasks: list[asyncio.Task[None]] = []
         self.shards = shards = NodeShards(me.shards, me.number)
         objects = ProcessObjects()
@@ -104,7 +105,7 @@ class NodeComposition:
         self.figures = NodeFigures(
             me.shards,
             self.cores,
-            is_ready=lambda: is_ready() and all(place.is_known for place in places().values()),
+            is_ready=lambda: is_ready() and self._is_whole(),
             is_draining=lambda: self._is_draining,
         )
         sources = process_sources(lag, authorizer, resources.traces.statistics)
@@ -211,6 +212,11 @@ class NodeComposition:
     def shard_of(self, topic: str, partition: int) -> int:
         """The shard of a partition, as far as this node knows."""
         return self._served.shard_of(topic, partition)
+
+    def _is_whole(self) -> bool:
+        """Return whether each shard has had an owner since the start: calls wait for one that is on its way."""
+        self._was_whole = self._was_whole or all(place.is_known for place in self._places().values())
+        return self._was_whole
 
     def _others(self) -> Iterable[int]:
         return [self._numbers[name] for name in self._channels]

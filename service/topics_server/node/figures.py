@@ -28,7 +28,7 @@ class NodeFigures:
         is_ready: Callable[[], bool],
         is_draining: Callable[[], bool],
     ) -> None:
-        """`cores` are those of the shards that are here now; `is_ready` says whether all shards can be reached."""
+        """`cores` are those of the shards that are here now; `is_ready` says whether the node can serve all shards."""
         self._count = count
         self._cores = cores
         self._is_ready = is_ready
@@ -75,7 +75,7 @@ class NodeFigures:
     # ------------------------------------------------------------- see Health
 
     def ready(self) -> ReadyState:
-        """See Health: the node is ready when each shard is here or can be reached."""
+        """See Health."""
         is_ready = self._is_ready() and not self._is_draining()
         reason = "" if is_ready else "shutting_down" if self._is_draining() else "not_ready"
         topics = self.sum("topics")

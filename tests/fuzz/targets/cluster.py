@@ -6,7 +6,7 @@ import msgspec
 from fuzz.target import Target
 
 from topics_backup.manifest import File, seal
-from topics_cluster import checkpoint, objects
+from topics_cluster import checkpoint, founding, objects
 from topics_cluster.checkpoint import Checkpoint, CheckpointError
 from topics_cluster.log import Position
 from topics_cluster.objects import DamagedObjectError, Header, Kind, LaterFormatError, Op
@@ -51,6 +51,13 @@ def _samples_of_checkpoints() -> list[bytes]:
 
 
 TARGETS = (
+    Target(
+        name="directory that a cluster is being made of",
+        decode=founding.decode_begun,
+        errors=(CheckpointError,),
+        samples=[msgspec.json.encode(founding.Begun(host="h", directory="/d", inode=5, shards=8, began_ms=9)) + b"\n"],
+        covers=("topics_cluster.founding:decode_begun",),
+    ),
     Target(
         name="object of a shard's log",
         decode=lambda data: objects.decode(0, _NUMBER, data),
