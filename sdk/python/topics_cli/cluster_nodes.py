@@ -204,7 +204,7 @@ def drain(arguments: argparse.Namespace) -> int:
                 shards = ", ".join(map(str, left))
                 return server.complain(
                     "cluster drain",
-                    f"{arguments.node} is drained, and {shards} not elsewhere yet: they move once another node has caught up",
+                    f"{arguments.node} is drained, but {shards} can't leave yet: another node has to catch up first",
                 )
             time.sleep(_PAUSE_SECONDS)
     if arguments.json:
