@@ -10,6 +10,7 @@ from typing import Final
 from sdk.cli.runner import Cli
 
 from support.cluster import Cluster, Node
+from support.waiting import poll
 
 READY: Final = 120.0
 """Seconds until each shard has a follower."""
@@ -71,10 +72,10 @@ class Disruptions:
         cli = Cli(self._rng.choice(self._cluster.nodes).grpc_target)
         began = time.monotonic()
         cli("cluster", "drain", node.name)
-        assert not self._cluster.owned(node)
+        poll(lambda: not self._cluster.owned(node), READY, self._cluster.logs)  # leases of the others may end
         cli("cluster", "undrain", node.name)
         cli("cluster", "rebalance")
-        assert self._cluster.owned(node)
+        poll(lambda: self._cluster.owned(node), READY, self._cluster.logs)
         return began
 
     def move(self) -> float:

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from sdk.cli.runner import Cli
@@ -109,3 +110,16 @@ def test_the_last_node_is_not_drained_and_a_dry_run_moves_nothing(cluster: Clust
     assert all(row["moved"] for row in done)
     wait_until_settled(cluster)
     assert before.keys() == cluster.owners().keys()
+
+
+def test_a_killed_node_starts_again_before_its_lease_ends(tmp_path: Path, s3: S3, etcd: Etcd) -> None:
+    """Its entry is there, with the port for other nodes that it had."""
+    env = {"TOPICS_CLUSTER_LEASE_SECONDS": 30}
+    with Cluster(tmp_path, etcd.address, s3.bucket(), s3.environment, nodes=1, shards=2, env=env) as cluster:
+        node = cluster.nodes[0]
+        poll(lambda: len(cluster.owned(node)) == cluster.shards, 30, cluster.logs)
+        epochs = [cluster.claimed(shard) for shard in range(cluster.shards)]
+        node.kill()
+        assert len(cluster.owned(node)) == cluster.shards, "the lease has ended"
+        node.start()
+        poll(lambda: all(cluster.claimed(shard) != epochs[shard] for shard in cluster.owned(node)), 30, cluster.logs)

@@ -198,12 +198,13 @@ def drain(arguments: argparse.Namespace) -> int:
     with server.connected(arguments) as connection:
         connection.unary(connection.admin.DrainNode, DrainNodeRequest(node=arguments.node), timeout=_MOVE_SECONDS)
         ends = time.monotonic() + arguments.wait
-        while left := [shard.shard for shard in _cluster(connection).shards if shard.owner == arguments.node]:
+        # A shard without an owner is one whose owner has lost its lease: it may be this node, and claim it again.
+        while left := [shard.shard for shard in _cluster(connection).shards if shard.owner in ("", arguments.node)]:
             if time.monotonic() > ends:
                 shards = ", ".join(map(str, left))
                 return server.complain(
                     "cluster drain",
-                    f"{arguments.node} is drained, and still owns {shards}: these move once another node has caught up",
+                    f"{arguments.node} is drained, but {shards} can't leave yet: another node has to catch up first",
                 )
             time.sleep(_PAUSE_SECONDS)
     if arguments.json:

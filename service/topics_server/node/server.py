@@ -394,7 +394,8 @@ class _Running:
         for other in (await self._coordinator.view()).nodes.values():
             is_strange = other.cluster not in ("", me.cluster)
             is_split = other.shards != me.shards
-            is_namesake = other.name == me.name and other.addresses.grpc != me.addresses.grpc  # this one is bound here
+            # At the address that this node has bound lived its former life; other ports may be new.
+            is_namesake = other.name == me.name and other.addresses.grpc != me.addresses.grpc
             if not (is_strange or is_namesake or is_split) or await is_refused(other.addresses.grpc):
                 continue
             if is_strange:
