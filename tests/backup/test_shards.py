@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from backup.load import Load, check_moment
+from backup.restored import Restored, restoring
 from backup.states import everything, fill
 from sdk.cli.runner import Cli
 from shards.test_processes import children, is_ready
@@ -49,8 +50,6 @@ READY = ReadyState(ready=True, reason="", topics=3, replay_progress=1.0)
 ENV = {"TOPICS_PROCESSES": str(PROCESSES), "TOPICS_SHARDS": str(SHARDS)}
 CLI = Cli()
 
-Restored = Callable[[Path], ServerProcess]
-
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
@@ -62,17 +61,8 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def restored(tmp_path: Path) -> Iterator[Restored]:
-    """Starts a server on a restored directory."""
-    running: list[ServerProcess] = []
-
-    def start(directory: Path) -> ServerProcess:
-        running.append(ServerProcess(tmp_path / f"restored-{len(running)}", data_dir=directory, env=ENV))
-        return running[-1].start()
-
-    yield start
-    for each in running:
-        each.kill()
-        assert "Traceback" not in each.log, each.log[-3000:]
+    with restoring(tmp_path, ENV) as start:
+        yield start
 
 
 def has_come(load: Load, minimum: int) -> bool:

@@ -3,12 +3,13 @@ clock, so a time is a moment over all of them."""
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from backup.history import History, now_ms
 from backup.load import Load, check_moment
+from backup.restored import Restored, restoring
 from backup.states import everything
 from sdk.cli.runner import Cli
 
@@ -22,8 +23,6 @@ SHARDS = 5
 ENV = {"TOPICS_PROCESSES": "3", "TOPICS_SHARDS": str(SHARDS)}
 CLI = Cli()
 
-Restored = Callable[[Path], ServerProcess]
-
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
@@ -35,17 +34,8 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def restored(tmp_path: Path) -> Iterator[Restored]:
-    """Starts a server on a restored directory."""
-    running: list[ServerProcess] = []
-
-    def start(directory: Path) -> ServerProcess:
-        running.append(ServerProcess(tmp_path / f"restored-{len(running)}", data_dir=directory, env=ENV))
-        return running[-1].start()
-
-    yield start
-    for each in running:
-        each.kill()
-        assert "Traceback" not in each.log, each.log[-3000:]
+    with restoring(tmp_path, ENV) as start:
+        yield start
 
 
 @pytest.mark.timeout(600)

@@ -7,11 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from cluster.world import World, client
+from cluster.world import World, client, world_of
 
 from support.waiting import until
-from topics_cluster import identity
-from topics_server.node import shards as shards_module
 from topics_server.node.server import NodeServer
 
 SHARDS = 8
@@ -19,11 +17,7 @@ SHARDS = 8
 
 @pytest.fixture
 async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(shards_module, "SETTLED_SECONDS", 0.2)
-    monkeypatch.setattr(shards_module, "_LOOK_SECONDS", 0.1)
-    world = World(tmp_path)
-    await identity.create(world.bucket, SHARDS)
-    return world
+    return await world_of(SHARDS, tmp_path, monkeypatch)
 
 
 def owners(world: World) -> dict[int, str]:

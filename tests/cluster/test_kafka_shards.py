@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from support.cluster import Cluster
 from support.etcd import Etcd
 from support.kafka_batches import Rec, aiokafka_batch, read_by_aiokafka
-from support.kafka_clients import Client, Record, records_of
+from support.kafka_clients import check_places, records_of, value_of
 from support.kafka_kinds import usable
 from support.kafka_wire import Wire
 from support.s3 import S3
@@ -78,21 +78,7 @@ def test_each_record_once_over_a_kill_and_moves(cluster: Cluster, tmp_path: Path
         poll(lambda: node_id("b") in leaders(admin, "t").values(), 90, "shards move to it")
         places = writer.receive(120)
         assert {value_of(each) for each in records_of(reader.receive(120))} == set(range(COUNT))
-        check(reader, places)
-
-
-def check(reader: Client, places: list[list[int]]) -> None:
-    """Check that every record exists once, in order, at its acknowledged offset."""
-    found = reader.read("t", dict.fromkeys(range(PARTITIONS), "earliest"))
-    for partition in range(PARTITIONS):
-        values = [value_of(record) for record in found.records if record.partition == partition]
-        assert values == list(range(partition, COUNT, PARTITIONS))
-    by_value = {value_of(record): [record.partition, record.offset] for record in found.records}
-    assert [by_value[number] for number in range(COUNT)] == places
-
-
-def value_of(record: Record) -> int:
-    return int(record.value or b"")
+        check_places(reader, places, PARTITIONS)
 
 
 @pytest.mark.timeout(240)

@@ -10,14 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
-from cluster.world import SECRET, World
+from cluster.world import SECRET, World, world_of
 from security.authority import Authority
 from shards.wire_nodes import wire
 
 from support.waiting import until
-from topics_cluster import identity
 from topics_cluster.trust import Secret
-from topics_server.node import shards as shards_module
 from topics_server.node.server import NodeServer
 from topics_shards.wire.framing import HEAD, HELLO, PROOF, REFUSED
 from topics_shards.wire.handshake import CallerHandshake, Identity, decode_refusal
@@ -28,11 +26,7 @@ TOPICS = 12
 
 @pytest.fixture
 async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(shards_module, "SETTLED_SECONDS", 0.2)
-    monkeypatch.setattr(shards_module, "_LOOK_SECONDS", 0.1)
-    world = World(tmp_path)
-    await identity.create(world.bucket, SHARDS)
-    return world
+    return await world_of(SHARDS, tmp_path, monkeypatch)
 
 
 def port_of(world: World, name: str) -> int:

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from topics_cluster import identity
 from topics_cluster.memory import MemoryBucket, MemoryCoordinator, MemoryEntries
+from topics_server.node import shards as shards_module
 from topics_server.node.server import NodeServer
 from topics_server.settings import Settings
 
@@ -40,6 +43,15 @@ class World:
             **settings,
         }
         return NodeServer(Settings(**given), connect=lambda _: (self.bucket, coordinator))
+
+
+async def world_of(shards: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A cluster with several shards, which spread over new nodes without the pauses of a real one."""
+    monkeypatch.setattr(shards_module, "SETTLED_SECONDS", 0.2)
+    monkeypatch.setattr(shards_module, "_LOOK_SECONDS", 0.1)
+    world = World(folder)
+    await identity.create(world.bucket, shards)
+    return world
 
 
 @contextlib.asynccontextmanager

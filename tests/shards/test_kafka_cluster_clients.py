@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from shards.kafka_cluster import KafkaCluster, open_cluster
 
-from support.kafka_clients import Client, Record
+from support.kafka_clients import check_places
 from support.kafka_kinds import usable
 from support.waiting import until
 from topics_service.engine.placement import shard_of
@@ -83,21 +83,7 @@ async def test_an_idempotent_producer_writes_each_record_once(cluster: KafkaClus
         writer.send("produce_many", acks=-1, idempotent=True, **facts)
         await disturb(cluster, "t")
         places = await asyncio.to_thread(writer.receive, 90)
-        await asyncio.to_thread(check, reader, places)
-
-
-def check(reader: Client, places: list[list[int]]) -> None:
-    """Check that every record exists once, in order, at its acknowledged offset."""
-    found = reader.read("t", dict.fromkeys(range(PARTITIONS), "earliest"))
-    for partition in range(PARTITIONS):
-        values = [value_of(record) for record in found.records if record.partition == partition]
-        assert values == list(range(partition, COUNT, PARTITIONS))
-    by_value = {value_of(record): [record.partition, record.offset] for record in found.records}
-    assert [by_value[number] for number in range(COUNT)] == places
-
-
-def value_of(record: Record) -> int:
-    return int(record.value or b"")
+        await asyncio.to_thread(check_places, reader, places, PARTITIONS)
 
 
 @pytest.mark.timeout(120)

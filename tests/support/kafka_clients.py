@@ -185,3 +185,19 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_places(reader: Client, places: list[list[int]], partitions: int) -> None:
+    """Check that each number that was written to the topic t, in turn to its partitions, exists once, in order, and at
+    its place: partition and offset as they were acknowledged."""
+    found = reader.read("t", dict.fromkeys(range(partitions), "earliest"))
+    for partition in range(partitions):
+        values = [value_of(record) for record in found.records if record.partition == partition]
+        assert values == list(range(partition, len(places), partitions))
+    by_value = {value_of(record): [record.partition, record.offset] for record in found.records}
+    assert [by_value[number] for number in range(len(places))] == places
+
+
+def value_of(record: Record) -> int:
+    """The number in a record."""
+    return int(record.value or b"")

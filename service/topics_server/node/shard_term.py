@@ -1,7 +1,7 @@
 """The ownership of one of several shards: its APIs are called by all nodes, this one among them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Protocol
 
 from topics_server.core import Core
@@ -41,17 +41,7 @@ class OwnedShard(Shard):
         """See Shard."""
         if not self._gate.is_open:
             await self._look()
-        task, running = asyncio.current_task(), self._running
-        if task is None or not running.begin(task):
-            return await method(self.of(method), *args, **kwargs)
-        try:
-            return await method(self.of(method), *args, **kwargs)
-        except asyncio.CancelledError:
-            if running.is_broken_off():
-                raise _lost() from None
-            raise
-        finally:
-            running.end(task)
+        return await self._tracked(method(self.of(method), *args, **kwargs))
 
     async def stream(self, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[R, None]:
         """See Shard."""
@@ -60,22 +50,23 @@ class OwnedShard(Shard):
         items = method(self.of(method), *args, **kwargs)
         try:
             while True:
+                if self._running.is_over:
+                    raise _lost()
                 try:
-                    item = await self._next(items)
+                    item = await self._tracked(anext(items))
                 except StopAsyncIteration:
                     return
                 yield item
         finally:
             await items.aclose()
 
-    async def _next(self, items: AsyncGenerator[R, None]) -> R:
+    async def _tracked(self, call: Awaitable[R]) -> R:
+        """The result of a call that may be broken off."""
         task, running = asyncio.current_task(), self._running
-        if running.is_over:
-            raise _lost()
         if task is None or not running.begin(task):
-            return await anext(items)
+            return await call
         try:
-            return await anext(items)
+            return await call
         except asyncio.CancelledError:
             if running.is_broken_off():
                 raise _lost() from None
