@@ -72,8 +72,12 @@ class Driver:
         """The values of the lines with a member, once there are enough."""
 
         def enough() -> list[Any]:
+            has_ended = self._process.poll() is not None
+            if has_ended:  # its last lines may not be read yet
+                for reader in self._readers:
+                    reader.join(SECONDS)
             values = self.having(name)
-            assert len(values) >= count or self._process.poll() is None, (self._said, self.lines[-5:])
+            assert len(values) >= count or not has_ended, (self._said, self.lines[-5:])
             return values if len(values) >= count else []
 
         return poll(enough, seconds, f"{count} lines with {name}; {self.lines[-5:]}")
