@@ -85,7 +85,7 @@ REQUESTS: Final[Mapping[str, Form]] = {
     ),
     "PutTopicRequest.config": _FLAT,
     "PutTopicRequest.partition_count": Form(null=True, schema=AMOUNT | {"minimum": 1, "maximum": 1000}),
-    "PutTopicRequest.placement": Form(null=True, more={"pattern": TOPIC_NAME}),
+    "PutTopicRequest.placement": Form(null=True, more={"pattern": f"^$|{TOPIC_NAME}"}),
     "AppendRequest.records": Form(required=True, more={"minItems": 1, "maxItems": 10000}),
     "AppendRequest.node": _NULL,
     "AppendRequest.idempotency_key": Form(null=True, more={"maxLength": 256}),

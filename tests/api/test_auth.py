@@ -243,6 +243,7 @@ MODULES = (
     admin_service_pb2,
 )  # fmt: skip
 NAMES_IN_BODIES = {
+    "topics.v1.AdminService.ListBulkReaders": {"topic"},
     "topics.v1.TopicsService.PutTopic": {"config.dead_letter", "config.retain_until_acked_by"},
     "topics.v1.TopicsService.Append": {"config.dead_letter", "config.retain_until_acked_by"},
     "topics.v1.TopicsService.AppendStream": {

@@ -35,7 +35,6 @@ OWN = {
     "service/topics_cluster/forward_http.py": 1,
     "service/topics_cluster/forward_websocket.py": 2,
     "service/topics_shards/ends.py": 1,
-    "service/topics_shards/merging.py": 2,
     "service/topics_shards/queues.py": 1,
     "service/topics_shards/remote.py": 1,
     "service/topics_shards/session_forwarding.py": 1,

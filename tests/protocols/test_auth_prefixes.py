@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from protocols.conftest import Grpc, columns
+import grpc
+import pytest
+from protocols.conftest import Grpc, columns, refusal
 
 from support.http import Api, fresh, ok, path, refused
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc, topic_pb2
@@ -136,6 +138,18 @@ def test_metrics_name_what_the_key_may_know(http: Callable[..., Api], rpc: Calla
         over_grpc = stub.GetMetrics(asked, metadata=caller.metadata, timeout=30).body.decode()
         for text in (http(key).send("GET", "/v0/metrics").text, over_grpc):
             assert {name for name in (mine, other) if f'topic_head_seq{{topic="{name}"}}' in text} == shown
+
+
+def test_the_readers_of_a_topic_are_named_to_those_that_may_read_it(rpc: Callable[..., Grpc]) -> None:
+    caller = rpc("t42")
+    stub = admin_service_pb2_grpc.AdminServiceStub(caller.channel)
+    for topic in ("", "t42:r"):
+        asked = admin_service_pb2.ListBulkReadersRequest(topic=topic)
+        assert not stub.ListBulkReaders(asked, metadata=caller.metadata, timeout=30).readers
+    asked = admin_service_pb2.ListBulkReadersRequest(topic="t43:r")
+    with pytest.raises(grpc.RpcError) as error:
+        stub.ListBulkReaders(asked, metadata=caller.metadata, timeout=30)
+    assert refusal(error.value)[:3] == ("PERMISSION_DENIED", "FORBIDDEN", {"topic": "t43:r"})
 
 
 def flat(pages: list[list[str]]) -> list[str]:

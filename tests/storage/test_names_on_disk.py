@@ -169,8 +169,9 @@ STORED: list[tuple[type[msgspec.Struct], bool, str]] = [
     (
         backup_manifest.Manifest,
         False,
-        "format id created_ms server_version store_format source bytes new_bytes files topics log",
+        "format id created_ms server_version store_format source bytes new_bytes files topics log shards",
     ),
+    (backup_manifest.Part, False, "files topics log"),
     (backup_manifest._Sealed, False, "sha256 backup"),
     (backup_log.Until, False, "ms next_seq holes"),
 ]

@@ -12,6 +12,7 @@ DEFAULT_HTTP_PORT: Final = 4000
 VARIABLES: Final[Mapping[str, str]] = {
     "TOPICS_URL": "the server that the SDKs, the command line and Spark call, as topics://KEY@HOST:PORT",
     "TOPICS_API_KEY": "the key that they show",
+    "TOPICS_ZONE": "the availability zone of a Spark executor, which prefers nodes of the cluster in it",
 }
 """The variables read by the SDKs, the command line and the Spark connector, with their meanings."""
 

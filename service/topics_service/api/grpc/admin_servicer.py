@@ -10,6 +10,7 @@ from grpc.aio import ServicerContext
 import topics_service
 from topics_proto.v1 import admin_service_pb2 as pb
 from topics_proto.v1 import admin_service_pb2_grpc
+from topics_service.api.access.authorizer import check_names
 from topics_service.api.checkpoints import CheckpointCalls
 from topics_service.api.cluster import ClusterApi
 from topics_service.api.grpc.guard import caller
@@ -107,6 +108,8 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         return pb.GetMetricsResponse(content_type=TEXT_TYPE, body=await metrics.text(caller().prefixes))
 
     async def ListBulkReaders(self, request: pb.ListBulkReadersRequest, context: Context) -> pb.ListBulkReadersResponse:
+        if request.topic:
+            check_names(caller(), [request.topic])
         found = self._bulk_readers(request.topic, request.partition)
         readers = [pb.BulkReader(**each._asdict()) for each in found.readers]
         owner = None if found.owner is None else pb.BulkReader(**found.owner._asdict())
