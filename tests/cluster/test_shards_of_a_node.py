@@ -99,6 +99,7 @@ def api(node: NodeServer, shard: int) -> Any:
 
 async def append(node: NodeServer, shard: int, text: str) -> int:
     """Append one record to the topic of a shard; return its seq."""
+    await until(lambda: shards_of(node)[shard].place.term is not None)  # etcd knows of an owner a moment before
     config = ConfigInput(durability="fsync")
     request = AppendRequest(topic=topic_of(shard), batch=Batch([text.encode()]), config=config)
     return int((await api(node, shard).append(request, principal=UNRESTRICTED)).last_seq)
