@@ -298,7 +298,7 @@ async def test_a_meeting_that_fails_is_tried_again_without_what_it_has_left(tmp_
 
 
 def meet(board: Board, count: int, number: int, seconds: float) -> list[bool]:
-    """What each of so many processes, of which the last ones may not come, finds."""
+    """The outcome at each of so many processes, of which the last ones may not come."""
     found: dict[int, bool] = {}
 
     def run(process: int) -> None:

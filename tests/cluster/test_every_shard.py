@@ -137,7 +137,7 @@ async def world(tmp_path: Path, clock: Time) -> AsyncIterator[World]:
 
 
 async def served(directory: Path, partitions: bool = True) -> dict[str, list[Any]]:
-    """What a server with shards answers from a directory."""
+    """The records that a server with shards reads from a directory."""
     problems: list[Any] = []
     verify(directory, problems.append, deep=True)
     assert problems == []

@@ -154,7 +154,7 @@ class FailingBucket(MemoryBucket):
         super().__init__()
         self.left = creates
         self.keeps = False
-        """Whether it refuses to delete."""
+        """True while it refuses to delete."""
 
     async def create(self, name: str, parts: Sequence[bytes]) -> bool:
         self.left -= 1

@@ -45,7 +45,7 @@ def fill(server: ServerProcess) -> None:
 
 
 def content(directory: Path, folder: Path) -> dict[str, list[Any]]:
-    """What a server with shards answers from a directory."""
+    """The records that a server with shards reads from a directory."""
     assert CLI("verify", "--data-dir", directory, "--json").row["clean"]
     with processes(folder, directory) as server, TopicsClient(server.grpc_target) as client:
         return {name: [record.value for record in client.read(name)] for name in NAMES}

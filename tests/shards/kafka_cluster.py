@@ -28,7 +28,7 @@ SETTINGS = KafkaSettings(initial_rebalance_ms=0, min_session_timeout_ms=50)
 
 
 class View:
-    """What all nodes know of each other and of the shards; see Brokers."""
+    """The view that all nodes have of each other and of the shards; see Brokers."""
 
     def __init__(self, count: int) -> None:
         self.count = count

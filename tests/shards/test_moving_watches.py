@@ -172,7 +172,7 @@ async def test_a_new_watch_is_refused_when_nobody_takes_over(
 
 
 async def test_a_watch_opens_while_its_shard_moves(cluster: Cluster, node: Node) -> None:
-    """Whatever the moment of the move within the opening."""
+    """The move may come at any moment of the opening."""
     await cluster.put(A, B, C)
     await cluster.append(B, 5)
     for number in range(30):

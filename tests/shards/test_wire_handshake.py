@@ -212,7 +212,7 @@ async def test_the_servers_own_proof_sent_back_is_no_proof() -> None:
 
 
 async def test_a_proof_of_another_connection_is_no_proof() -> None:
-    """What a caller has sent once, hello and proof, opens nothing later."""
+    """Hello and proof of a caller, sent once more, open nothing."""
     async with serving() as served:
         calling = CallerHandshake(identity("a"), "b")
         async with wire(served.port) as first:

@@ -99,7 +99,7 @@ def test_each_node_gives_the_changes_of_a_table(cluster: ShardedCluster) -> None
 def test_batches_of_a_stream_are_written_once_while_a_node_dies(
     cluster: ShardedCluster, source: list[Row], connection: Connection
 ) -> None:
-    """What Spark would call, called by hand; each batch runs twice, as after a lost executor."""
+    """The calls of Spark, made by hand; each batch runs twice, as after a lost executor."""
     made = reader(cluster, seconds=60, subscribe="source", startingOffsets="earliest", maxRecordsPerTrigger=1500)
     to = {"url": cluster.url, "topic": "copied", "partitions": str(PARTITIONS), "durability": "fsync"}
     options = WriteOptions.parse(to | {"maxRecordsPerAppend": "50", "writeId": "copy"})

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from topics_cluster.coordinator import Node
-from topics_server.node.bulk import followers
-from topics_server.node.views import Views
+from topics_server.node.views import Views, followers, owner
 from topics_service.api.kafka import Broker
 
 
@@ -34,9 +33,9 @@ class NodeBrokers:
     def owner(self, shard: int) -> tuple[Broker | None, int]:
         """See Brokers."""
         view = self._views.view
-        found = view.owners.get(shard)
-        epoch = self._epochs[shard] = max(self._epochs.get(shard, 0), 0 if found is None else found.epoch)
-        node = None if found is None or not found.epoch else view.nodes.get(found.node)
+        claimed = view.owners.get(shard)
+        epoch = self._epochs[shard] = max(self._epochs.get(shard, 0), 0 if claimed is None else claimed.epoch)
+        node = owner(view, shard)
         return None if node is None else _broker(node), epoch
 
     def followers(self, shard: int) -> Sequence[Broker]:

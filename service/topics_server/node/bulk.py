@@ -4,13 +4,13 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from topics_cluster.coordinator import Node, View
+from topics_cluster.coordinator import Node
 from topics_gateway.request import PassedOnError
 from topics_proto.v1 import topics_service_pb2 as pb
 from topics_server.node.local import LocalTopics
 from topics_server.node.reads import BULK_SECONDS
 from topics_server.node.shard import NodeShard
-from topics_server.node.views import Views
+from topics_server.node.views import Views, followers, owner
 from topics_service.api.bulk import BulkTopics
 from topics_service.api.grpc.admin_servicer import BulkReader, BulkReaders
 from topics_service.engine.errors import TopicsError
@@ -90,18 +90,10 @@ class NodeBulk:
         if not topic:
             return BulkReaders()
         view, number = self._views.view, self._shard_of(topic, partition)
-        found = view.owners.get(number)
-        owner = None if found is None or not found.epoch else view.nodes.get(found.node)
+        found = owner(view, number)
         return BulkReaders(
-            [bulk_reader(node) for node in followers(view, number)],
-            None if owner is None else bulk_reader(owner),
+            [bulk_reader(node) for node in followers(view, number)], None if found is None else bulk_reader(found)
         )
-
-
-def followers(view: View, shard: int) -> list[Node]:
-    """The nodes that follow a shard and have caught up with it."""
-    owner = view.owners.get(shard)
-    return [node for name, node in view.nodes.items() if shard in node.warm and (owner is None or name != owner.node)]
 
 
 def bulk_reader(node: Node) -> BulkReader:

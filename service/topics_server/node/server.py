@@ -161,6 +161,7 @@ class _Running:
         traces = resources.traces
         observers = Observers(*traces.observers, *(() if self._audit is None else (self._audit.observe,)))
         self._probes = NodeProbes(self.statistics, observers, lambda: self.is_ready)
+        self._tls = PeerTls(settings)
         parts = NodeParts(
             resources=resources,
             clock=clock,
@@ -169,7 +170,7 @@ class _Running:
             views=self._views,
             authorizer=self._authorizer,
             signer=Signer(secret),
-            tls=PeerTls(settings),
+            tls=self._tls,
             probes=self._probes,
             statistics=self.statistics,
             polls=Polls(),
@@ -303,7 +304,7 @@ class _Running:
             self._resources,
             me,
             secret=self._secret,
-            tls=PeerTls(settings),
+            tls=self._tls,
             views=self._views,
             places=lambda: {shard.number: shard.place for shard in self.shards},
             replica=lambda number: self.shards[number].reads,
@@ -389,14 +390,16 @@ class _Running:
         return StartError(f"TOPICS_CLUSTER_STORE {self._settings.cluster_store}/{self._settings.cluster}: {error}")
 
     async def _check_others(self, me: Node) -> None:
-        """Raise StartError if another node lives that has the name, is of another cluster with the same name, or knows
-        of another number of shards."""
+        """Raise StartError if another node lives that has the name or the number, is of another cluster with the same
+        name, or knows of another number of shards. A node's number counts where there are several shards."""
         for other in (await self._coordinator.view()).nodes.values():
             is_strange = other.cluster not in ("", me.cluster)
             is_split = other.shards != me.shards
             # At the address that this node has bound lived its former life; other ports may be new.
             is_namesake = other.name == me.name and other.addresses.grpc != me.addresses.grpc
-            if not (is_strange or is_namesake or is_split) or await is_refused(other.addresses.grpc):
+            is_twin = other.number == me.number and other.name != me.name and me.shards > 1
+            is_wrong = is_strange or is_namesake or is_split or is_twin
+            if not is_wrong or await is_refused(other.addresses.grpc):
                 continue
             if is_strange:
                 raise StartError(
@@ -408,6 +411,11 @@ class _Running:
                 raise StartError(
                     f"the node {other.name} at {other.addresses.grpc} knows the cluster to have {other.shards} shards, "
                     f"and {identity.NAME} says {me.shards}: it must not be replaced"
+                )
+            if is_twin:
+                raise StartError(
+                    f"the node {other.name} at {other.addresses.grpc} has the number {me.number} as well: "
+                    "TOPICS_KAFKA_NODE_ID must be another one on each node, or unset"
                 )
             raise StartError(
                 f"another node with the name {me.name} lives at {other.addresses.grpc}: TOPICS_CLUSTER_NODE must be "

@@ -76,8 +76,14 @@ class Shards:
 
     @property
     def is_ready(self) -> bool:
-        """True while all replicas are ready, if it is known which those are: what is not owned here is passed on."""
+        """True while all replicas are ready, if it is known which those are: what is not owned here is passed on.
+
+        A node with several shards stays so: replicas that come and go, and have to catch up, take it no calls. Owners
+        that refuse it do.
+        """
         kept = [shard for shard in self._shards if shard.is_kept]
+        if len(self._shards) > 1 and self.was_ready.is_set():
+            return not any(shard.place.is_refused for shard in kept)
         is_known = self._layout is not None or len(kept) == len(self._shards)
         return self._membership is not None and is_known and all(shard.is_ready for shard in kept)
 
@@ -221,7 +227,7 @@ class Shards:
 
     def _serves(self, number: int, serving: bool) -> None:
         self._serving[number] = serving
-        self._set_serving(all(self._serving.values()))
+        self._set_serving(all(self._serving.values()) if len(self._shards) == 1 else self.is_ready)
 
     async def _keep_looking(self) -> None:
         """Look once a second: what waits for a while has no other sign."""

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -194,30 +194,11 @@ class SoleTerm(Term):
     """An ownership of the only shard of a cluster: the calls of clients are served by it."""
 
     def __init__(
-        self,
-        resources: Resources,
-        clock: Clock,
-        store: ShardStore,
-        ownership: Ownership,
-        *,
-        bucket: Bucket,
-        session: Session,
-        authorizer: Authorizer,
-        cluster: ClusterApi,
-        bulk_readers: FindBulkReaders,
-        statistics: NodeStatistics,
+        self, resources: Resources, *args: Any, cluster: ClusterApi, bulk_readers: FindBulkReaders, **kwargs: Any
     ) -> None:
         """See Term."""
-        super().__init__(
-            resources,
-            clock,
-            store,
-            ownership,
-            bucket=bucket,
-            session=session,
-            authorizer=authorizer,
-            statistics=statistics,
-        )
+        super().__init__(resources, *args, **kwargs)
+        authorizer = self.core.authorizer
         self.calls = create_calls(
             self.core.api,
             authorizer=authorizer,

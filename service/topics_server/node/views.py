@@ -5,11 +5,23 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from topics_cluster.coordinator import Coordinator, CoordinatorError, View
+from topics_cluster.coordinator import Coordinator, CoordinatorError, Node, View
 
 log: Final = logging.getLogger("topics.cluster")
 
 _RETRY_SECONDS: Final = 1.0
+
+
+def owner(view: View, shard: int) -> Node | None:
+    """The node that owns a shard and serves it; None while there is none."""
+    found = view.owners.get(shard)
+    return None if found is None or not found.epoch else view.nodes.get(found.node)
+
+
+def followers(view: View, shard: int) -> list[Node]:
+    """The nodes that follow a shard and have caught up with it."""
+    owner = view.owners.get(shard)
+    return [node for name, node in view.nodes.items() if shard in node.warm and (owner is None or name != owner.node)]
 
 
 class Views:
