@@ -96,7 +96,7 @@ class NodeComposition:
         self._addresses: dict[str, str] = {}
         self._numbers: dict[str, int] = {}
         self._is_draining = False
-        self._was_whole = False
+        self._was_whole = False  # each shard has had an owner since the start; calls wait for one that is on its way
         self._tasks: list[asyncio.Task[None]] = []
         self.shards = shards = NodeShards(me.shards, me.number)
         objects = ProcessObjects()
@@ -105,7 +105,7 @@ class NodeComposition:
         self.figures = NodeFigures(
             me.shards,
             self.cores,
-            is_ready=lambda: is_ready() and self._is_whole(),
+            is_ready=lambda: is_ready() and self._was_whole,
             is_draining=lambda: self._is_draining,
         )
         sources = process_sources(lag, authorizer, resources.traces.statistics)
@@ -195,7 +195,9 @@ class NodeComposition:
         """Lead the calls on each shard to its owner."""
         by_address = {self._addresses[name]: channel for name, channel in self._channels.items()}
         channels = {self._numbers[name]: channel for name, channel in self._channels.items()}
-        for shard, place in self._places().items():
+        places = self._places()
+        self._was_whole = self._was_whole or all(place.is_known for place in places.values())
+        for shard, place in places.items():
             owner = place.addresses
             channel = None if owner is None else by_address.get(owner.shards)
             if channel is not None:
@@ -212,11 +214,6 @@ class NodeComposition:
     def shard_of(self, topic: str, partition: int) -> int:
         """The shard of a partition, as far as this node knows."""
         return self._served.shard_of(topic, partition)
-
-    def _is_whole(self) -> bool:
-        """Return whether each shard has had an owner since the start: calls wait for one that is on its way."""
-        self._was_whole = self._was_whole or all(place.is_known for place in self._places().values())
-        return self._was_whole
 
     def _others(self) -> Iterable[int]:
         return [self._numbers[name] for name in self._channels]
