@@ -113,7 +113,9 @@ class NodeAdmin:
         try:
             await self._coordinator.want(shard, node)
             async with asyncio.timeout(_MOVE_SECONDS):
-                await self._views.until(lambda _: self._epoch_of(shard, node))
+                await self._views.until(lambda view: self._epoch_of(shard, node) or node not in view.nodes)
+            if node not in self._views.view.nodes:
+                raise CoordinatorError(f"the node {node} has gone")
         except (CoordinatorError, TimeoutError) as error:
             if isinstance(error, TimeoutError) and not is_warm and node in self._views.view.nodes:
                 raise TopicsError(
@@ -122,7 +124,7 @@ class NodeAdmin:
             with contextlib.suppress(CoordinatorError):
                 await self._coordinator.want(shard, None)
             raise TopicsError(
-                Reason.NOT_READY, f"the shard has not moved: {error or f'not within {_MOVE_SECONDS:g} s'}"
+                Reason.NOT_READY, f"the shard has not moved: {str(error) or f'not within {_MOVE_SECONDS:g} s'}"
             ) from None
         return self._epoch_of(shard, node)
 
@@ -140,7 +142,7 @@ class NodeAdmin:
             async with asyncio.timeout(_MOVE_SECONDS):
                 await self._views.until(lambda view: (node in view.drained) is is_drained)
         except (CoordinatorError, TimeoutError) as error:
-            raise TopicsError(Reason.NOT_READY, f"etcd does not answer: {error}") from None
+            raise TopicsError(Reason.NOT_READY, f"etcd does not answer: {str(error) or 'no view'}") from None
         return sum(owner.node == node for owner in self._views.view.owners.values())
 
     def _node_named(self, name: str) -> Node:
