@@ -136,7 +136,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
 
     def _own_checkpoints(self) -> CheckpointCalls:
         if self._checkpoints is None:
-            raise invalid("this server makes no checkpoints: of a cluster with shards, `topics cluster restore` does")
+            raise invalid("this server makes no checkpoints: `topics cluster backup` backs up a cluster with shards")
         return self._checkpoints
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Context) -> pb.GetClusterResponse:
