@@ -77,7 +77,9 @@ def add_parser(commands: "Commands") -> None:
     nodes.add_drain(undrain, waits=False)
     rebalance = _action(actions, "rebalance", "give each node its share of the shards now", nodes.rebalance)
     nodes.add_rebalance(rebalance)
-    for each in (status, move, drain, undrain, rebalance):
+    zone = _action(actions, "zone", "let shards of a cluster prefer owners in a zone", nodes.zone)
+    nodes.add_zone(zone)
+    for each in (status, move, drain, undrain, rebalance, zone):
         server.add_arguments(each)
 
 

@@ -172,7 +172,7 @@ class Shards:
     def _lay_out(self, view: View) -> None:
         now = asyncio.get_running_loop().time()
         count, before = len(self._shards), self._move
-        state = view.nodes.keys(), view.owners, view.drained
+        state = view.nodes.keys(), view.owners, view.drained, view.zones
         if state != self._state:
             self._state, self._changed_at = state, now
         followers = self._followers if count > 1 else len(view.nodes)
