@@ -94,15 +94,25 @@ def next_move(shards: int, view: View, layout: Layout, *, is_settled: bool) -> M
     """The move whose turn it is: that of a wish, else from a drained node, else one for the balance.
 
     One at a time: none while a shard is between two owners. The last kind waits until the cluster is settled, with an
-    owner of each shard. The target of a move has caught up with the shard.
+    owner of each shard; the others until then or until both nodes have all replicas that they are to have: a node that
+    loads one answers late. The target of a move has caught up with the shard.
     """
     owners = view.owners
     if any(owner.epoch == 0 for owner in owners.values()):
         return None
 
+    loading = {
+        name
+        for shard in range(shards)
+        for name in holders(shard, view, layout)
+        if name in view.nodes and shard not in view.nodes[name].warm
+    }
+
     def may_get(shard: int, name: str | None) -> bool:
-        is_there = name is not None and name in view.nodes and shard in view.nodes[name].warm
-        return is_there and shard in owners and owners[shard].node != name
+        if name is None or shard not in owners or owners[shard].node == name:
+            return False
+        is_busy = not is_settled and not loading.isdisjoint((name, owners[shard].node))
+        return name in view.nodes and shard in view.nodes[name].warm and not is_busy
 
     for shard, name in sorted(view.wanted.items()):
         if shard < shards and may_get(shard, name):

@@ -115,7 +115,8 @@ class NodeAdmin:
         try:
             await self._coordinator.want(shard, node)
             async with asyncio.timeout(_MOVE_SECONDS):
-                await self._views.until(lambda _: self._epoch_of(shard, node))
+                # The new owner removes the wish when it serves.
+                await self._views.until(lambda view: self._epoch_of(shard, node) and shard not in view.wanted)
         except (CoordinatorError, TimeoutError) as error:
             if isinstance(error, TimeoutError) and not is_warm and node in self._views.view.nodes:
                 raise TopicsError(
