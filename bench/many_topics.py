@@ -220,7 +220,7 @@ def rows(one: Measured, many: Measured) -> list[Row]:
             )
             for size in PAGES
         ),
-        row("takeover of a killed node's shards, CPU of the other nodes a topic", "us", "2x", taking(many), taking(one)),
+        row("takeover of a killed node's shards, CPU of the others a topic", "us", "2x", taking(many), taking(one)),
         row("time without acks of a shard, kill -9 of its node, most", "ms", "1,000 ms", _most(many.pauses),
             _most(one.pauses), note),
         row("the same kills, until a page is listed, most", "ms", "1,000 ms", _most(many.listed), _most(one.listed)),
