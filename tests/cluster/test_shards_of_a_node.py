@@ -131,7 +131,7 @@ async def test_the_first_node_owns_every_shard_each_with_a_directory_and_a_log(w
             assert f'topics_cluster_takeovers_total{{shard="{shard}"}} 1.0' in metrics
         assert (await at_a.get("/v0/ready")).status_code == 200
     async with world.node("a") as a:
-        await until(lambda: len(owners(world)) == SHARDS)
+        await until(lambda: len(owners(world)) == SHARDS and all(each.place.term for each in shards_of(a)))
         assert [await texts(a, shard) for shard in range(SHARDS)] == [["of 0"], ["of 1"], ["of 2"]]
 
 
