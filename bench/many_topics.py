@@ -40,8 +40,9 @@ class Listing(NamedTuple):
 
 
 class Taking(NamedTuple):
-    """A takeover of all shards of a node: their topics, and CPU of the other nodes until they serve them."""
+    """A takeover of all shards of a node: their number and topics, and CPU of the other nodes until they serve them."""
 
+    shards: int
     topics: int
     cpu: float
 
@@ -139,7 +140,7 @@ def _quiet(cluster: Cluster, topics: Mapping[int, int]) -> Taking:
     cluster.wait_until_taken_over(victim)
     used = cpu_seconds(cluster) - before
     victim.start()
-    return Taking(sum(topics[shard] for shard in shards), used)
+    return Taking(len(shards), sum(topics[shard] for shard in shards), used)
 
 
 def _loaded(cluster: Cluster) -> tuple[list[float], list[float]]:
@@ -204,6 +205,9 @@ def rows(one: Measured, many: Measured) -> list[Row]:
         return Row(what, ours, unit, bar, peer, "in one shard", note)
 
     def taking(found: Measured) -> float:
+        return sum(each.cpu for each in found.quiet) / sum(each.shards for each in found.quiet) * _MS
+
+    def per_topic(found: Measured) -> float:
         return sum(each.cpu for each in found.quiet) / sum(each.topics for each in found.quiet) * _US
 
     note = f"p50 {_p50(many.pauses):.0f} ms, {_p50(one.pauses):.0f} with one shard; a writer for each shard"
@@ -220,7 +224,8 @@ def rows(one: Measured, many: Measured) -> list[Row]:
             )
             for size in PAGES
         ),
-        row("takeover of a killed node's shards, CPU of the others a topic", "us", "2x", taking(many), taking(one)),
+        row("takeover of a shard, CPU of the other nodes", "ms", "", taking(many), taking(one),
+            f"{per_topic(many):.1f} us a topic, {per_topic(one):.1f} with one shard"),
         row("time without acks of a shard, kill -9 of its node, most", "ms", "1,000 ms", _most(many.pauses),
             _most(one.pauses), note),
         row("the same kills, until a page is listed, most", "ms", "1,000 ms", _most(many.listed), _most(one.listed)),
