@@ -118,14 +118,12 @@ class Term:
         stored = self._store.take_catalog()
         engine = self.core.engine
         await maintenance.recover(engine, asyncio.Event(), self._store.life, stored, syncs=False)
-        await self._log_commit.settle(
-            engine.writer.written
-        )  # other shards of the node do not wait for the object store
-        if self.failure is not None:
-            raise LostShardError(str(self.failure)) from self.failure
         maintenance.log_ready(engine)
         if self.ownership.shard == SQL_SHARD:  # it has the users of CREATE USER
             self.core.recovered()
+        await self._log_commit.settle(engine.writer.written)  # the node's other shards go on meanwhile
+        if self.failure is not None:
+            raise LostShardError(str(self.failure)) from self.failure
 
     def position(self) -> Standpoint:
         """The position behind everything that was written."""
