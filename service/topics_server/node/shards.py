@@ -177,7 +177,7 @@ class Shards:
     def _lay_out(self, view: View) -> None:
         now = asyncio.get_running_loop().time()
         count, before = len(self._shards), self._move
-        state = view.nodes.keys(), view.owners, view.drained
+        state = view.nodes.keys(), view.owners, view.drained, view.zones
         if view.owners != self._owners:
             self._owners, self._moved_at = view.owners, now
             background.call_later(PAUSE_SECONDS + 0.01, self._look)  # timers may be early
