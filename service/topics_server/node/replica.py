@@ -269,7 +269,7 @@ class Replica:
         return None
 
     def _begin_given(self, owner: Owner | None, epoch: int) -> Owner:
-        """Begin to claim a shard that the owner has given to this node, while the takeover goes on: the fence is there.
+        """Begin to claim a shard that the owner has given to this node, beside the takeover: the fence is there.
         Other nodes may send calls as soon as they hear of the claim."""
         self._replaced = owner
         self._place.coming()
@@ -277,7 +277,7 @@ class Replica:
         return self._claims.mine(epoch)
 
     def _may_claim(self, owner: Owner | None) -> bool:
-        """Decide whether this node is to own the shard now, which nobody has given to it."""
+        """Decide whether this node is to own the shard now, without having been given it."""
         is_owned = owner is not None and owner.node != self._me.name and owner != self._suspect
         if is_owned or not self._views.view.revision:
             self._alone_since = None

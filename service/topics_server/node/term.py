@@ -121,7 +121,7 @@ class Term:
         maintenance.log_ready(engine)
         if self.ownership.shard == SQL_SHARD:  # it has the users of CREATE USER
             self.core.recovered()
-        await self._log_commit.settle(engine.writer.written)  # the node's other shards go on meanwhile
+        await self._log_commit.settle(engine.writer.written)  # the node's other shards do not wait
         if self.failure is not None:
             raise LostShardError(str(self.failure)) from self.failure
 
