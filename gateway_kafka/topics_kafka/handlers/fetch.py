@@ -378,6 +378,7 @@ class Fetch:
                 self._taken()
         finally:
             timer.cancel()
+        self._taken()
         for source in self._sources.values():
             if source.is_asked:
                 source.leave()

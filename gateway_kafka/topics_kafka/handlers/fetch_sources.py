@@ -7,7 +7,7 @@ from topics_kafka.handlers.fetch_targets import Target
 from topics_service.api.kafka import KafkaShards
 from topics_service.api.kafka_logs import FetchOutcome
 from topics_service.engine.batches import FetchPart, FetchReply, FetchRequest
-from topics_service.engine.errors import TopicsError
+from topics_service.engine.errors import Reason, TopicsError
 
 
 class Source:
@@ -27,8 +27,8 @@ class Source:
 
     @property
     def is_asked(self) -> bool:
-        """Return whether a call is under way."""
-        return self._call is not None and not self._call.done()
+        """Return whether the outcomes of a call are to come, or not taken yet."""
+        return self._call is not None
 
     def ask(self, *, more_bytes: int = 0, wait_seconds: float = 0) -> None:
         """Read all targets; wait for that many bytes more than were found, if there are any."""
@@ -62,7 +62,7 @@ class Source:
             self._call = None
 
     def _done(self, call: "asyncio.Future[list[FetchOutcome]]") -> None:
-        if not call.cancelled() and call is self._call:
+        if call is self._call:
             self._arrived(self)
 
 
@@ -97,3 +97,6 @@ def outcomes_of(source: Source) -> list[FetchOutcome]:
         return source.take()
     except TopicsError as error:
         return [FetchOutcome(error=error)] * len(source.targets)
+    except asyncio.CancelledError:  # of the call, which has lost its shard
+        lost = TopicsError(Reason.NOT_READY, "the shard was lost")
+        return [FetchOutcome(error=lost)] * len(source.targets)
