@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
@@ -156,7 +157,10 @@ func consume(ctx context.Context, facts *Facts) (any, error) {
 		fetches := client.PollFetches(soon)
 		cancel()
 		for _, failed := range fetches.Errors() {
-			if !errors.Is(failed.Err, context.DeadlineExceeded) {
+			// The client joins the group again by itself where the coordinator has died.
+			var session *kgo.ErrGroupSession
+			isLost := errors.As(failed.Err, &session) && !errors.As(session.Err, new(*kerr.Error))
+			if !errors.Is(failed.Err, context.DeadlineExceeded) && !isLost {
 				return nil, failed.Err
 			}
 		}
