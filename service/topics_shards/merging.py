@@ -15,6 +15,7 @@ from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import partition_not_found
 from topics_service.engine.model import ListTopicsReply, ListTopicsRequest, PartitionState, TopicState
 from topics_service.engine.parts import Extent
+from topics_service.engine.placement import shard_of
 from topics_shards.locating import Located
 from topics_shards.shards import at_once
 
@@ -116,7 +117,8 @@ async def _complete(located: Located, states: Sequence[TopicState]) -> None:
         count = state.identity.partition_count
         if len(state.partitions) < count > 1:
             for partition in {*range(count)} - {each.partition for each in state.partitions}:
-                wanted.setdefault(located.shard(state.topic, partition), []).append((state.topic, partition))
+                shard = shard_of(state.topic, partition, located.shards.count, state.identity.placement)
+                wanted.setdefault(shard, []).append((state.topic, partition))
     if not wanted:
         return
     extents = await at_once(located.shards.call(shard, PartsApi.extents, places) for shard, places in wanted.items())
