@@ -459,6 +459,15 @@ export enum ErrorReason {
    * @generated from enum value: ERROR_REASON_NOT_A_LOG = 48;
    */
   NOT_A_LOG = 48,
+
+  /**
+   * No shard of a cluster prefers the zone that a new topic names; at a server that is no node of a cluster none does.
+   * Detail: `zone`.
+   * HTTP 404, gRPC NOT_FOUND.
+   *
+   * @generated from enum value: ERROR_REASON_ZONE_NOT_FOUND = 49;
+   */
+  ZONE_NOT_FOUND = 49,
 }
 
 /**
