@@ -137,7 +137,7 @@ async def test_the_first_node_owns_every_shard_each_with_a_directory_and_a_log(w
             assert f'topics_cluster_takeovers_total{{shard="{shard}"}} 1.0' in metrics
         assert (await at_a.get("/v0/ready")).status_code == 200
     async with world.node("a") as a:
-        await until(lambda: len(owners(world)) == SHARDS)
+        await until(lambda: len(owners(world)) == SHARDS and all(each.place.term for each in shards_of(a)))
         assert [await texts(a, shard) for shard in range(SHARDS)] == [["of 0"], ["of 1"], ["of 2"]]
 
 
@@ -248,6 +248,25 @@ async def test_a_drained_node_owns_nothing_until_that_is_taken_back(world: World
         with pytest.raises(TopicsError, match="no node with the name 'x' lives, or is drained"):
             await drain("x", is_drained=False)
         assert world.entries.most == 1  # type: ignore[attr-defined]
+
+
+async def test_no_shard_leaves_its_owner_while_the_coordinator_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody could claim it: a move that falls due waits."""
+    monkeypatch.setattr(shards_module, "SETTLED_SECONDS", 60)
+    async with world.node("a") as a, world.node("b"):
+        views = shards_of(a)._parts.views
+        await until(lambda: "b" in views.view.nodes and len(views.view.nodes["b"].warm) == SHARDS)
+        for coordinator in world.coordinators.values():
+            coordinator.reachable = False
+        monkeypatch.setattr(shards_module, "SETTLED_SECONDS", 0)
+        await until(lambda: "can't name the next owner of shard" in caplog.text)
+        assert {each.statistics.role for each in shards_of(a)} == {"owning"}
+        assert all(each.statistics.handovers == 0 for each in shards_of(a))
+        for coordinator in world.coordinators.values():
+            coordinator.reachable = True
+        await until(lambda: is_even(world))
 
 
 async def test_an_operator_moves_a_shard(world: World) -> None:

@@ -116,7 +116,11 @@ class NodeAdmin:
             await self._coordinator.want(shard, node)
             async with asyncio.timeout(_MOVE_SECONDS):
                 # The new owner removes the wish when it serves.
-                await self._views.until(lambda view: self._epoch_of(shard, node) and shard not in view.wanted)
+                await self._views.until(
+                    lambda view: node not in view.nodes or (self._epoch_of(shard, node) and shard not in view.wanted)
+                )
+            if node not in self._views.view.nodes:
+                raise CoordinatorError(f"the node {node} has gone")
         except (CoordinatorError, TimeoutError) as error:
             if isinstance(error, TimeoutError) and not is_warm and node in self._views.view.nodes:
                 raise TopicsError(
@@ -125,7 +129,7 @@ class NodeAdmin:
             with contextlib.suppress(CoordinatorError):
                 await self._coordinator.want(shard, None)
             raise TopicsError(
-                Reason.NOT_READY, f"the shard has not moved: {error or f'not within {_MOVE_SECONDS:g} s'}"
+                Reason.NOT_READY, f"the shard has not moved: {str(error) or f'not within {_MOVE_SECONDS:g} s'}"
             ) from None
         return self._epoch_of(shard, node)
 
@@ -169,7 +173,7 @@ class NodeAdmin:
             async with asyncio.timeout(_MOVE_SECONDS):
                 await self._views.until(is_there)
         except (CoordinatorError, TimeoutError) as error:
-            raise TopicsError(Reason.NOT_READY, f"etcd does not answer: {error}") from None
+            raise TopicsError(Reason.NOT_READY, f"etcd does not answer: {str(error) or 'no view'}") from None
 
     def _check_shard(self, shard: int) -> None:
         if not 0 <= shard < len(self._shards):

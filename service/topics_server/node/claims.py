@@ -14,6 +14,7 @@ log: Final = logging.getLogger("topics.cluster")
 
 _RETRY_SECONDS: Final = 0.25
 _REPLACED_SECONDS: Final = 1.0  # for the claim of a node that was given the shard
+_WISH_SECONDS: Final = 1.0
 _SUCCESSOR_SECONDS: Final = 5.0
 
 
@@ -88,12 +89,16 @@ class Claims:
         except CoordinatorError as error:
             log.warning("can't give up shard %d, its lease will end: %s", self._shard, error)
 
-    async def prefer(self, target: str) -> None:
-        """Let other nodes wait for the target to claim the shard; "" for none."""
+    async def prefer(self, target: str) -> bool:
+        """Let other nodes wait for the target to claim the shard; "" for none. Return False if the coordinator does not
+        answer in time: the target could not claim the shard either."""
         try:
-            await self._coordinator.want(self._shard, target or None)
-        except CoordinatorError as error:
-            log.warning("can't name the next owner of shard %d: %s", self._shard, error)
+            async with asyncio.timeout(_WISH_SECONDS):
+                await self._coordinator.want(self._shard, target or None)
+        except (CoordinatorError, TimeoutError) as error:
+            log.warning("can't name the next owner of shard %d: %s", self._shard, str(error) or "no answer")
+            return False
+        return True
 
     async def until_replaced(self, owner: Owner) -> None:
         """Wait a while until another claim is in the place of this one."""

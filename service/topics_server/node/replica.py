@@ -534,7 +534,7 @@ class Replica:
                 if self._reach.is_stuck(term.uploader.waiting_seconds(), others=others):
                     raise LostShardError("the object store does not answer this node, and answers others")
                 target = await self._target()
-                if target is not None or self._stopping:
+                if self._stopping or (target is not None and await self._claims.prefer(target)):
                     return target or ""
                 await self._pause(_TICK_SECONDS)
         finally:
@@ -565,7 +565,7 @@ class Replica:
         standing = self._followers.standings.get(target)
         self._place.elsewhere(None)
         self._set_serving(False)
-        preferring = background.start(self._claims.prefer(target))
+        preferring = background.start(self._claims.prefer(target)) if self._stopping else None
         await asyncio.gather(term.drain(), self._connections.pass_on())
         is_kept = term.failure is None and await term.finish()
         if is_kept and standing is not None:
@@ -576,7 +576,8 @@ class Replica:
                 log.warning("can't put the fence of %s, which will put one itself: %s", target, error)
             await self._claims.until_replaced(owner)
             self._show(self._owner())  # calls that are held go there, whatever is left to be done here
-        await preferring
+        if preferring is not None:
+            await preferring
         if is_kept:
             await self._claims.give_up(owner)
             self._statistics.handovers += 1
