@@ -3,9 +3,7 @@
 import base64
 import contextlib
 import json
-import random
 import secrets
-import socket
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +18,7 @@ from obstore.store import from_url
 
 from support.http import Api
 from support.network import Network
+from support.ports import free_ports
 from support.server import DIE_WITH_US, TOPICS, ServerProcess
 from support.waiting import poll
 from topics_cluster import identity
@@ -35,7 +34,7 @@ class Node(ServerProcess):
 
     def __init__(self, name: str, folder: Path, env: Mapping[str, object], network: Network | None = None) -> None:
         """`network` has a host of its name, on which it runs."""
-        http, grpc, kafka = _lasting_ports(3)
+        http, grpc, kafka = free_ports(3)
         own: dict[str, object] = {"TOPICS_PORT": http, "TOPICS_GRPC_PORT": grpc, "TOPICS_KAFKA_PORT": kafka}
         own["TOPICS_CLUSTER_NODE"] = name
         if network is not None:
@@ -239,13 +238,3 @@ class Cluster:
 def _encoded(text: str) -> str:
     """A key as the JSON API of etcd takes it."""
     return base64.b64encode(text.encode()).decode()
-
-
-def _lasting_ports(count: int) -> list[int]:
-    """Free ports below those that the system gives to connections, which would take them while a node is down."""
-    ports: list[int] = []
-    while len(ports) < count:
-        port = random.randrange(10_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            ports.append(port)
-    return ports
