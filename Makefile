@@ -14,7 +14,7 @@ SDK_CLIENTS := build/sdk-clients/.built
 KAFKA_CLIENTS := build/kafka-clients/.built
 SPARKS := 4.1 4.2 4.3
 # Folders of tests in the order in which they start, the longest first.
-FOLDERS := spark sdk cli kafka engine shards crash protocols backup lakehouse corruption security simulation gateway docs packaging app \
+FOLDERS := spark sdk cli kafka engine shards crash postgres protocols backup lakehouse corruption security simulation gateway docs packaging app \
 	fuzz observability api soak storage proto sql cluster
 JOBS ?= 3
 

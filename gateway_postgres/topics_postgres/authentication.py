@@ -200,7 +200,7 @@ def _where(connection: Connection) -> str:
 
 
 def take_connection(server: "PostgresServer", principal: Principal) -> bool:
-    """Count the connection among those of its key; False if it is nobody's. Raises FatalError beyond the limit."""
+    """Count the connection among those of its key; False without a key. Raises FatalError beyond the limit."""
     if not principal.key_id:
         return False
     try:

@@ -43,7 +43,7 @@ class Connection(asyncio.Protocol):
         self.peer = ("", 0)
         self.is_tls = False
         self.is_started = False
-        """Whether messages have a byte of their kind, as all have after the start."""
+        """Messages have a byte of their kind, as all have after the start."""
         self.is_authenticated = False
         self.deadline = 0.0
         """The time of the loop's clock at which the connection is closed; 0 for never."""

@@ -385,13 +385,13 @@ class RowWriter:
         """The function that makes the bytes of one row."""
 
     def begin(self) -> bytes:
-        """What comes before the rows."""
+        """The bytes in front of the rows."""
         if self._options.form == "binary":
             return SIGNATURE + struct.pack(">Ii", 0, 0)
         return self.row([name.encode() for name in self._columns]) if self._options.header else b""
 
     def end(self) -> bytes:
-        """What comes after them."""
+        """The bytes behind them."""
         return struct.pack(">h", -1) if self._options.form == "binary" else b""
 
     def _text(self, values: Sequence[Field]) -> bytes:

@@ -7,7 +7,7 @@ from topics_service.engine.tables.errors import SQLSTATES
 
 PROTOCOL_VIOLATION: Final = "08P01"
 CANCELED: Final = "57014"
-_HINTS: Final = {"0A000": "docs/postgres.md tells what there is."}
+_HINTS: Final = {"0A000": "docs/postgres.md has the list."}
 _NAMES: Final = (("t", "table"), ("c", "column_name"), ("n", "constraint"))
 
 

@@ -57,7 +57,7 @@ class Session:
         self.statements = Statements()
         self.portals = Portals()
         self._skips = False
-        """Whether messages are passed over until the next Sync."""
+        """Messages are passed over until the next Sync."""
         self._running: asyncio.Task[None] | None = None
         self._is_canceled = False
         self._was_open = False
@@ -217,6 +217,10 @@ class Session:
         self._observe(statement, "ok", started)
         if answer.notice:
             self.connection.send(wire.notice(answer.notice))
+        if answer.kind == "Nothing" and isinstance(statement, Sql):
+            text = answer.result.message or ""
+            self.connection.send(wire.notice(text, sqlstate="00000", severity="NOTICE"))
+            answer = _done(" ".join(statement.piece.text.split()[:2]).upper())
         self._ended()
         return answer
 
@@ -268,6 +272,8 @@ class Session:
                     variables.set("transaction_isolation", isolation, is_local=True)
                 if read_only is not None:
                     variables.set("transaction_read_only", "on" if read_only else "off", is_local=True)
+                self.apply()
+                self._ended()
                 return answer
             case Set("all", None):
                 self._tell(variables.reset_all())
@@ -468,7 +474,9 @@ class Session:
         if (result.columns or None) != (prepared.columns or None):
             if answer.pages is not None:
                 answer.pages.close()
-            raise PgError("0A000", "cached plan must not change result type")
+            changed = PgError("0A000", "cached plan must not change result type")
+            changed.names = [("R", "RevalidateCachedQuery")]  # by which drivers know that they have to prepare again
+            raise changed
         portal.is_begun = True
         portal.rows, portal.pages = result.rows if result.columns else (), answer.pages
         portal.encoders = encoders([column.type for column in result.columns], portal.formats)

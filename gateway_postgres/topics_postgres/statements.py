@@ -111,7 +111,7 @@ class Splitter:
             name = _shown_name(reading)
             if name and (self._shown(name) or "." in name):
                 return Show(name)
-        return Sql(reading.piece, first, tuple(_calls(reading)))
+        return Sql(reading.piece, first, tuple(_calls(reading)) if first in _CALLING else ())
 
 
 class _Words:
@@ -198,7 +198,7 @@ class _Words:
         return PgError("42601", f"{wanted} is expected, not {found}", position=self.piece.start + self.offset + 1)
 
     def refused(self, what: str, sqlstate: str = "0A000") -> PgError:
-        """The error of what there is not."""
+        """The error of something that is not supported."""
         return PgError(sqlstate, what, position=self.piece.start + self.offset + 1)
 
 
@@ -476,9 +476,10 @@ def _old_options(words: _Words, found: dict[str, str]) -> None:
 FUNCTIONS: Final = words(
     """current_catalog current_database current_role current_schema current_setting current_user inet_server_addr
     inet_server_port pg_advisory_unlock_all pg_backend_pid pg_current_xact_id pg_is_in_recovery
-    pg_postmaster_start_time session_user set_config txid_current user version"""
+    pg_postmaster_start_time session_user set_config txid_current version"""
 )
-_BARE: Final = frozenset({"current_user", "session_user", "current_schema", "user", "current_catalog", "current_role"})
+_CALLING: Final = frozenset({"select", "with", "values", "insert", "update", "delete", "explain"})
+_BARE: Final = frozenset({"current_user", "session_user", "current_schema", "current_catalog", "current_role"})
 """Functions that may stand without parentheses."""
 
 

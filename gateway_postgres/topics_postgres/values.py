@@ -20,7 +20,7 @@ def session_value(session: "Session", call: Call) -> str:
             return quoted(session.database)
         case "current_schema":
             return quoted(session.variables.namespace)
-        case "current_user" | "session_user" | "user" | "current_role":
+        case "current_user" | "session_user" | "current_role":
             return quoted(session.user)
         case "pg_backend_pid" | "txid_current" | "pg_current_xact_id":
             return str(session.pid)

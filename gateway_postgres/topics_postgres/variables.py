@@ -1,4 +1,4 @@
-"""Variables of a session: what SHOW and SET know, and which of them the client is told."""
+"""Variables of a session, for SHOW and SET; the client hears of changes of some."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -103,7 +103,7 @@ class Variables:
         raise _unknown(name)
 
     def set(self, name: str, value: str | None, *, is_local: bool = False) -> str | None:
-        """Set a variable, or reset it; return its name if the client is told of the change. Raises PgError."""
+        """Set a variable, or reset it; return its name if the client hears of the change. Raises PgError."""
         if value is None:
             value = self._at_start.get(name, "")
             if name not in self._values and name not in _IGNORED and "." not in name:
@@ -130,13 +130,13 @@ class Variables:
         self._at_start[name] = self._values[name]
 
     def reset_all(self) -> list[str]:
-        """Reset all variables; return the names of those that the client is told of."""
+        """Reset all variables; return the names of those that the client hears of."""
         changed = [name for name, value in self._at_start.items() if self._values.get(name) != value]
         self._values = dict(self._at_start)
         return [name for name in changed if name in _REPORTED]
 
     def end_transaction(self) -> list[str]:
-        """Undo SET LOCAL; return the names of what the client is told of."""
+        """Undo SET LOCAL; return the names of those that the client hears of."""
         if not self._before_local:
             return []
         undone, self._before_local = self._before_local, {}
@@ -144,7 +144,7 @@ class Variables:
         return [name for name in undone if name in _REPORTED]
 
     def reported(self) -> Iterator[tuple[str, str]]:
-        """What the client is told when it connects."""
+        """Names and values that the client hears when it connects."""
         for name, shown in _REPORTED.items():
             yield shown, self._values[name]
 

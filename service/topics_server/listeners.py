@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from starlette.types import ASGIApp
-from topics_postgres.listener import PostgresServer
 
 from topics_gateway.app import create_app
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.transport import HttpServer, Limits
 from topics_kafka.listener import KafkaServer, create_kafka
 from topics_kafka.registry import all_handlers
+from topics_postgres.listener import PostgresServer
 from topics_server.errors import StartError
 from topics_server.interceptors import KafkaAudit, Make, observed_kafka, while_good
 from topics_server.notices import log, log_listening

@@ -11,11 +11,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from topics_postgres.settings import PostgresSettings
-
 from topics_client.environment import VARIABLES, is_service_link
 from topics_client.environment import split_host as split_host
 from topics_kafka.settings import KafkaSettings
+from topics_postgres.settings import PostgresSettings
 from topics_server import secret_settings
 from topics_server.logs import FORMATS
 from topics_server.memory import Plan, plan

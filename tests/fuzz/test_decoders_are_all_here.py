@@ -21,6 +21,7 @@ SOURCES: Final = {
     "topics_net": ROOT / "service",
     "topics_gateway": ROOT / "gateway_http",
     "topics_kafka": ROOT / "gateway_kafka",
+    "topics_postgres": ROOT / "gateway_postgres",
     "topics_sql": ROOT / "sql",
     "topics_client": ROOT / "sdk" / "python",
     "topics_cli": ROOT / "sdk" / "python",

@@ -240,7 +240,7 @@ class _Statement(Run):
         except TopicsError as error:
             session.fail()
             self._api.statistics.failed += 1
-            raise placed(error, place=self._script.statements[0].place if self._script.statements else None) from None
+            raise placed(error) from None
         except BaseException:
             session.fail()
             raise
