@@ -222,12 +222,14 @@ class Connection(asyncio.Protocol):
             return None
         message = self._messages.popleft()
         self._waiting -= len(message.body)
-        if self._buffer or self._taken or self._is_paused:
+        if self.is_started and (self._buffer or self._taken or self._is_paused):
             self._cut()
         return message
 
     async def receive(self) -> Message | None:
         """The next message; None when the client is gone. Raises MalformedError, MemoryError."""
+        if self._buffer and not self._messages:
+            self._cut()  # what came with the start
         while not self._messages:
             if self._failure is not None:
                 raise self._failure

@@ -313,9 +313,13 @@ class BinaryReader(RowReader):
             yield row, at
 
     def finish(self) -> Iterator[Row]:
-        """See RowReader."""
+        """See RowReader. Clients may leave out the end marker."""
         if not self.is_over:
-            raise self.failed("the data has no end marker")
+            header = 0 if self._has_header else self._header(self._rest)
+            if not self._has_header and not header:
+                raise self.failed("the header of the binary format is missing")
+            if len(self._rest) > header:
+                raise self.failed("the data ends within a row")
         return iter(())
 
     def _header(self, data: bytes) -> int:

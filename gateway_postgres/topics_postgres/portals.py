@@ -28,7 +28,7 @@ class Prepared:
         self.oids: tuple[int, ...] = ()
         """Those of its parameters."""
         self.given: tuple[Type | None, ...] = ()
-        """The types that the client gives them."""
+        """The types that the client gives to those that have none in the text."""
         self.columns: tuple[ResultColumn, ...] | None = None
 
 

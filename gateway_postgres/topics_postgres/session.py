@@ -395,7 +395,6 @@ class Session:
 
     async def _describe_statement(self, prepared: Prepared, given: Sequence[int]) -> None:
         statement = prepared.statement
-        prepared.given = tuple(map(oids.type_of, given))
         prepared.oids = tuple(given)
         if isinstance(statement, Show):
             prepared.columns = (ResultColumn(statement.name, _TEXT_COLUMN),)
@@ -406,9 +405,9 @@ class Session:
         text = statement.piece.text
         if statement.calls:
             text = substituted(statement, lambda call: session_value(self, call))
-        found = await self.guarded(self.sql.describe(text, prepared.given), statement.piece)
+        found = await self.guarded(self.sql.describe(text, tuple(map(oids.type_of, given))), statement.piece)
         declared = (*given, *(0,) * (len(found.parameters) - len(given)))
-        prepared.kind, prepared.columns = found.kind, found.columns
+        prepared.kind, prepared.columns, prepared.given = found.kind, found.columns, found.given
         prepared.oids = tuple(
             oid or oids.oid_of(kind) for oid, kind in zip(declared, (*found.parameters, *(None,) * len(declared)),
                                                           strict=False)

@@ -54,6 +54,8 @@ def test_every_type_comes_back_as_it_went(db: psycopg.Connection[Any], parameter
 def test_a_parameter_without_context_has_the_type_of_the_client(db: psycopg.Connection[Any]) -> None:
     assert db.execute("SELECT %s, %s, %s", (5, "x", None)).fetchone() == (5, "x", None)
     assert db.execute("SELECT %s + 1", (41,)).fetchone() == (42,)
+    plan = db.execute("EXPLAIN SELECT * FROM t WHERE id = %s", (5,)).fetchall()  # the client says SMALLINT
+    assert "  primary key (id)" in [line for (line,) in plan]
 
 
 def test_what_a_statement_did_is_told(db: psycopg.Connection[Any]) -> None:

@@ -51,6 +51,8 @@ class Described(Struct, frozen=True):
     kind: str
     parameters: tuple[Type | None, ...]
     columns: tuple[ResultColumn, ...] | None
+    given: tuple[Type | None, ...]
+    """Those of the caller's types that the statement needs, for `execute`."""
 
 
 class Pages:
@@ -124,9 +126,10 @@ class SqlSession:
         run = self._run(SqlRequest(sql=sql))
         plan = await run.planned(sql)
         if any(kind is not None for kind in given) and None in plan.parameters:
-            run.given = given
+            open_ones = zip(given, plan.parameters, strict=False)
+            run.given = tuple(kind if found is None else None for kind, found in open_ones)
             plan = await run.planned(sql)
-        return Described(type(plan.action).__name__, plan.parameters, columns_of(plan.action))
+        return Described(type(plan.action).__name__, plan.parameters, columns_of(plan.action), run.given)
 
     async def execute(
         self,
@@ -211,11 +214,13 @@ class _Statement(Run):
         self._notice = ""
 
     async def planned(self, sql: str) -> plans.Plan:
-        """Parse the statement and bind it. Raises the errors of both, with their places."""
+        """Parse the statement and bind it. Raises the errors of both, with their places, and `forbidden`."""
         self._is_long = len(sql) > MAX_TEXT
         try:
             await self._parse(sql)
-            return await asyncio.to_thread(self._plan) if self._is_long else self._plan()
+            plan = await asyncio.to_thread(self._plan) if self._is_long else self._plan()
+            self._authorize(plan.action)
+            return plan
         except TopicsError as error:
             raise placed(error) from None
 

@@ -52,8 +52,8 @@ class OptimisticTransaction(TableTransaction):
         return self._tables.pending.ticket(self._met)
 
     def validate(self) -> Generator[None, None, None]:
-        """Check in slices that no other commit has changed what this transaction changes: the definitions of its tables and
-        their routes, the rows, the holders of unique keys. Raises `transaction_error` (40001)."""
+        """Check in slices that no other commit has changed what this transaction changes: the rows, the holders of
+        unique keys, the definitions and routes of its tables. Raises `transaction_error` (40001)."""
         self._check()
         self._tables.opened(self)  # upkeep and definitions wait
         changed = set()
