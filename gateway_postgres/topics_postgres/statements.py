@@ -111,6 +111,7 @@ class Splitter:
             name = _shown_name(reading)
             if name and (self._shown(name) or "." in name):
                 return Show(name)
+        _refuse_types(reading)
         return Sql(reading.piece, first, tuple(_calls(reading)) if first in _CALLING else ())
 
 
@@ -481,6 +482,17 @@ FUNCTIONS: Final = words(
 _CALLING: Final = frozenset({"select", "with", "values", "insert", "update", "delete", "explain"})
 _BARE: Final = frozenset({"current_user", "session_user", "current_schema", "current_catalog", "current_role"})
 """Functions that may stand without parentheses."""
+
+
+_TYPE_LOOKUPS: Final = frozenset({"regtype", "to_regtype"})
+
+
+def _refuse_types(words: _Words) -> None:
+    """Refuse to look up a type by its name, as drivers do for types of extensions: there is none of that name."""
+    tokens = words.tokens
+    for at in range(words.first, words.last):
+        if tokens.kinds[at] == WORD and tokens.values[at] in _TYPE_LOOKUPS:
+            raise PgError("42704", "the type does not exist: types can't be looked up by name")
 
 
 def _calls(words: _Words) -> list[Call]:
