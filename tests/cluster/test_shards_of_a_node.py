@@ -224,7 +224,8 @@ async def test_a_drained_node_owns_nothing_until_that_is_taken_back(world: World
         drain = a._running._admin.drain  # type: ignore[union-attr]
         owned = sum(name == "b" for name in owners(world).values())
         assert await drain("b", is_drained=True) == owned
-        await until(lambda: owners(world) == dict.fromkeys(range(SHARDS), "a"))
+        views = a._running._views  # type: ignore[union-attr]
+        await until(lambda: {owner.node for owner in views.view.owners.values()} == {"a"})
         assert await drain("b", is_drained=True) == 0
         with pytest.raises(TopicsError, match="no other node can take the shards of a"):
             await drain("a", is_drained=True)
@@ -281,6 +282,34 @@ async def test_moves_that_operators_ask_for_at_once_happen_one_by_one(world: Wor
         await asyncio.gather(*(move(shard, other[name]) for shard, name in there.items()))
         watching.cancel()
         assert at_once == 1
+
+
+async def test_shards_prefer_a_zone(world: World) -> None:
+    async with world.node("a", cluster_zone="x") as a, admin(a) as stub:
+        async with world.node("b", cluster_zone="y"):
+            await until(lambda: is_even(world) and all(len(held) == SHARDS for held in warm(world).values()))
+            reply = await stub.SetShardZone(pb.SetShardZoneRequest(shards=range(SHARDS), zone="y"))
+            assert reply.elsewhere == sum(name == "a" for name in owners(world).values())
+            await until(lambda: owners(world) == dict.fromkeys(range(SHARDS), "b"))
+            assert world.entries.most == 1  # type: ignore[attr-defined]
+            found = await stub.GetCluster(pb.GetClusterRequest())
+            assert [each.zone for each in found.shards] == ["y"] * SHARDS
+            assert (await stub.SetShardZone(pb.SetShardZoneRequest(shards=[2], zone="y"))).elsewhere == 0
+            for wrong, told in (
+                (pb.SetShardZoneRequest(shards=[SHARDS], zone="y"), "there is no shard 3"),
+                (pb.SetShardZoneRequest(zone="y"), "shards must name 1 to 3 shards"),
+                (pb.SetShardZoneRequest(shards=[0, 0, 0, 0], zone="y"), "shards must name 1 to 3 shards"),
+                (pb.SetShardZoneRequest(shards=[0], zone="y,x"), "a zone is named by"),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError, match=told):
+                    await stub.SetShardZone(wrong)
+            assert world.entries.zones == dict.fromkeys(range(SHARDS), "y")
+        await until(lambda: owners(world) == dict.fromkeys(range(SHARDS), "a"))
+        async with world.node("b", cluster_zone="y"):
+            await until(lambda: owners(world) == dict.fromkeys(range(SHARDS), "b"))
+            await stub.SetShardZone(pb.SetShardZoneRequest(shards=range(SHARDS)))
+            await until(lambda: is_even(world))
+            assert not world.entries.zones
 
 
 async def test_nodes_of_twice_the_capacity_have_twice_the_shards(world: World) -> None:

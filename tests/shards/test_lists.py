@@ -78,7 +78,8 @@ class Twins(AsyncExitStack):
         found = []
         for world in (self.one, self.three):
             page = await world.api.list_topics(ListTopicsRequest(**request), principal=principal)
-            found.append(replace(page, topics=[told(state) for state in page.topics]))
+            assert not any(line.partitions for line in page.topics), "all partitions are counted"
+            found.append(replace(page, topics=[replace(line, topic_id="") for line in page.topics]))
         assert found[0] == found[1]
         return found[1]
 
@@ -109,7 +110,7 @@ async def test_the_pages_of_a_list(size: int, *, touch: bool) -> None:
             after = None
             while True:
                 page = await twins.page(prefix=prefix, after=after, page_size=size, touch=touch)
-                found += [state.topic for state in page.topics]
+                found += [line.topic for line in page.topics]
                 after = page.next_after
                 if after is None:
                     break

@@ -38,7 +38,8 @@ from topics_server.node.place import Place
 from topics_server.node.polls import Polls
 from topics_server.node.probes import NodeProbes
 from topics_server.node.reads import FollowerReads
-from topics_server.node.replica import Connections, Replica, Surroundings
+from topics_server.node.replica import Replica
+from topics_server.node.surroundings import Connections, Surroundings
 from topics_server.node.term import Term
 from topics_server.node.views import Views
 from topics_server.resources import Resources

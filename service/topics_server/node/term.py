@@ -141,6 +141,7 @@ class Term:
         """End calls in good order, when no new ones come, and close the engine: those that have written end with their
         commit; those that wait for something with what they have; streams, for their clients to resume them elsewhere.
         """
+        self.uploader.hurry()
         await self._running.ended(_SHORT_SECONDS)
         await self._stop_background()
         self.core.api.drain()

@@ -44,6 +44,7 @@ from topics_service.engine.model import (
     PutTopicReply,
     ReadyState,
     TopicState,
+    TopicSummary,
 )
 from topics_service.engine.offsets.groups import Groups
 from topics_service.engine.parts import Parts
@@ -323,7 +324,7 @@ class Engine:
     def list_topics(self, request: ListTopicsRequest, allowed: tuple[str, ...] | None = None) -> ListTopicsReply:
         """One page of topics in name order, only those that start with one of `allowed`. See TopicsApi.list_topics."""
         now, logs = self._clock.now_ms(), 0
-        page: list[TopicState] = []
+        page: list[TopicSummary] = []
         for name in self.catalog.under(names.narrow(request.prefix, allowed), request.after):
             topic = self.catalog.topics[name]
             if self.catalog.unsynced(topic):
@@ -333,7 +334,7 @@ class Engine:
                 return ListTopicsReply(topics=page, next_after=page[-1].topic)
             if request.touch:
                 topic.touch(now, read=False)
-            page.append(self._state(topic, now))
+            page.append(topic.summary(now))
         return ListTopicsReply(topics=page, next_after=None)
 
     def delete_topic(self, name: str, *, if_empty: bool = False, elsewhere: int = 0) -> tuple[DeleteTopicReply, int]:

@@ -383,16 +383,6 @@ class TopicState(Struct, kw_only=True):
         """The seq that the next append will get, unless a crash skips some."""
         return self.head_seq + 1
 
-    @property
-    def total_count(self) -> int:
-        """The live records of all partitions."""
-        return sum(each.count for each in self.partitions) if self.partitions else self.count
-
-    @property
-    def total_bytes(self) -> int:
-        """The live bytes of all partitions."""
-        return sum(each.bytes for each in self.partitions) if self.partitions else self.bytes
-
 
 class ListTopicsRequest(Struct, kw_only=True):
     """A page of topics in name order. `after` is the last name of the page before; `page_size` is 1..1000.
@@ -406,10 +396,30 @@ class ListTopicsRequest(Struct, kw_only=True):
     touch: bool = False
 
 
-class ListTopicsReply(Struct, kw_only=True):
-    """Topic states in name order; `next_after` is None on the last page."""
+class TopicSummary(Struct, array_like=True, gc=False):
+    """A topic's line in a list (docs/contract.md, 3.5). A page has many, which other nodes ask for: it is small.
 
-    topics: list[TopicState]
+    `head_seq` and `earliest_seq` are those of partition 0, `count` and `bytes` are of all partitions; in a shard that
+    has not all of them, of those that it has, whose numbers are `partitions` then.
+    """
+
+    topic: str
+    topic_id: str
+    type: TopicType
+    durable: bool
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    effective_priority: int
+    partition_count: int = 1
+    partitions: tuple[int, ...] = ()
+
+
+class ListTopicsReply(Struct, kw_only=True):
+    """Topics in name order; `next_after` is None on the last page."""
+
+    topics: list[TopicSummary]
     next_after: str | None
 
 

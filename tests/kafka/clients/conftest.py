@@ -1,7 +1,9 @@
 """One server and one process of every client, shared by the suites.
 
-`TOPICS_KAFKA_PEER=host:port` runs the suites that need only Kafka against another broker. Tests of a client that can't
-be run are skipped with the reason; with `TOPICS_ALL_CLIENTS=1` (CI) they fail.
+`TOPICS_KAFKA_PEER=host:port` runs the suites that need only Kafka against another broker. `TOPICS_KAFKA_NODES=3` runs
+them against a cluster of so many nodes with eight shards: one node after the other is killed before a test and comes
+back a few tests later. Tests that start a server of their own are left out then. Tests of a client that can't be run
+are skipped with the reason; with `TOPICS_ALL_CLIENTS=1` (CI) they fail.
 """
 
 import os
@@ -13,27 +15,81 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2]))
+from support.cluster import Cluster
+from support.etcd import Etcd
 from support.http import Api
 from support.kafka_clients import Client
 from support.kafka_kinds import KINDS, WITH_ADMIN, usable
+from support.s3 import S3
 from support.server import ServerProcess
 
+NODES = int(os.environ.get("TOPICS_KAFKA_NODES", "0"))
+TURNS: dict[str, int] = {}
 PEER = os.environ.get("TOPICS_KAFKA_PEER", "")
 QUICK_GROUPS = {"TOPICS_KAFKA_INITIAL_REBALANCE_MS": 200, "TOPICS_KAFKA_CONSUMER_SESSION_TIMEOUT_MS": 8000}
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is not about the cluster, where the suites run against one."""
+    if NODES:
+        here = Path(__file__).parent
+        other = [
+            item
+            for item in items
+            if item.path.is_relative_to(here) and "bootstrap" not in getattr(item, "fixturenames", ())
+        ]
+        config.hook.pytest_deselected(items=other)
+        items[:] = [item for item in items if item not in other]
+
+
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster | None]:
+    """The nodes, if TOPICS_KAFKA_NODES says how many."""
+    if not NODES:
+        yield None
+        return
+    folder = tmp_path_factory.mktemp("cluster")
+    with (
+        S3(folder / "s3") as s3,
+        Etcd(folder / "etcd") as etcd,
+        Cluster(folder, etcd.address, s3.bucket(), s3.environment, nodes=NODES, env=QUICK_GROUPS, shards=8) as cluster,
+    ):
+        cluster.wait_until_spread()
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def kills(cluster: Cluster | None) -> None:
+    """Kill a node before every eighth test, and start it again four tests later; never the one of `kafka`."""
+    if cluster is None:
+        return
+    at = TURNS.setdefault("tests", 0)
+    TURNS["tests"] += 1
+    node = cluster.nodes[1 + at // 8 % (NODES - 1)]
+    if at % 8 == 4:
+        cluster.wait_until_spread()
+        node.kill()
+    elif at % 8 == 0 and at:
+        cluster.start([each for each in cluster.nodes if not each.alive()])
+
+
+@pytest.fixture(scope="session")
+def kafka(cluster: Cluster | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server with all three protocols."""
     if PEER:
         pytest.skip("needs HTTP and gRPC, which only our server has")
+    if cluster is not None:
+        yield cluster.nodes[0]
+        return
     with ServerProcess(tmp_path_factory.mktemp("kafka"), env=QUICK_GROUPS, kafka=True) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def bootstrap(request: pytest.FixtureRequest) -> str:
-    """The address that clients connect to."""
+def bootstrap(request: pytest.FixtureRequest, cluster: Cluster | None) -> str:
+    """The address that clients connect to, or those of all nodes."""
+    if cluster is not None:
+        return ",".join(node.kafka_target for node in cluster.nodes)
     return PEER or f"127.0.0.1:{request.getfixturevalue('kafka').kafka_port}"
 
 

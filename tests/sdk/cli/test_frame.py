@@ -77,6 +77,7 @@ def test_commands_that_call_a_server_take_the_same_arguments_before_and_behind(t
         "cluster check",
         "cluster finalize",
         "cluster restore",
+        "cluster backup",
         "cluster moments",
     )
     for name in COMMANDS:
