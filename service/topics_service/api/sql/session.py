@@ -217,14 +217,14 @@ class _Statement(Run):
         """Parse the statement and bind it. Raises the errors of both, with their places, and `forbidden`."""
         self._is_long = len(sql) > MAX_TEXT
         try:
-            await self._parse(sql)
+            await self._read_text(sql)
             plan = await asyncio.to_thread(self._plan) if self._is_long else self._plan()
             self._authorize(plan.action)
             return plan
         except TopicsError as error:
             raise placed(error) from None
 
-    async def _parse(self, sql: str) -> None:
+    async def _read_text(self, sql: str) -> None:
         self._api.admit()
         read = self._api.plans.read
         self._script = await asyncio.to_thread(read, sql) if self._is_long else read(sql)
@@ -237,7 +237,7 @@ class _Statement(Run):
         self._in_batch, self._is_paged = in_batch, paged
         self._deadline = time.monotonic() + session.timeout_seconds
         try:
-            await self._parse(self._request.sql)
+            await self._read_text(self._request.sql)
             action = self._plan().action if not self._is_long else (await asyncio.to_thread(self._plan)).action
             self._check(action)
             self._transaction = session.transaction
