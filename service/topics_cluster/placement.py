@@ -141,7 +141,7 @@ def shares(shards: int, nodes: Iterable[Node]) -> dict[str, float]:
 
 
 def _rests(free: int, nodes: Iterable[Node], loads: Mapping[str, int]) -> dict[str, float]:
-    """What is left of the share of each node for the free shards: one that has its share or more gets none of them."""
+    """The rest of each node's share that free shards may take: one that has its share or more gets none of them."""
     rests = {node.name: 0.0 for node in nodes}
     rest = list(nodes)
     while free:

@@ -2,8 +2,9 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
-from itertools import accumulate, chain
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate, chain, starmap
 from operator import attrgetter
 from typing import Final
 
@@ -12,11 +13,12 @@ from msgspec.structs import replace
 from topics_service.api.access.auth import Principal
 from topics_service.api.parts import PartsApi
 from topics_service.api.topics import TopicsApi
-from topics_service.engine.errors import partition_not_found
+from topics_service.engine.errors import TopicsError, partition_not_found
 from topics_service.engine.model import ListTopicsReply, ListTopicsRequest, PartitionState, TopicState, TopicSummary
 from topics_service.engine.parts import Extent
 from topics_shards.locating import Located
-from topics_shards.shards import at_once
+from topics_shards.process import ProcessApi
+from topics_shards.shards import LostCallError, at_once
 
 _PARTITIONS_A_PAGE: Final = 10_000
 """As in `Engine.list_topics`."""
@@ -70,16 +72,15 @@ class _Found:
 
     async def read(self) -> tuple[list[TopicSummary], bool]:
         """The topics of the page, and whether there may be more: asks the shards until they are known."""
-        behind: Sequence[int] = list(self._ends)
+        await self._read_first()
         while True:
-            await at_once(map(self._read, behind))
             lines = sorted(chain.from_iterable(self._lines), key=_NAME)
             upto = min(self._ends.values(), default=None)  # behind it a shard may have some that it did not tell of
             known = len(lines) if upto is None else bisect_right(lines, upto, key=_NAME)
             kept = _kept(self._page, lines[:known])
             if upto is None or len(kept) < known or known >= self._page.page_size:
                 return kept, upto is not None or len(kept) < known
-            behind = [shard for shard, end in self._ends.items() if end == upto]
+            await at_once([self._read(shard) for shard, end in self._ends.items() if end == upto])
 
     async def touch(self, lines: list[TopicSummary]) -> None:
         """Touch the topics of the page, which have the state after that then."""
@@ -92,8 +93,35 @@ class _Found:
                     if line.topic in kept:
                         lines[kept[line.topic]] = line
 
+    async def _read_first(self) -> None:
+        """Read the first topics of each shard, with one call to each other process that has several."""
+        own = self._shards.number_of(self._shards.process)
+        by_process = self._shards.by_process(self._ends)
+        here = by_process.pop(own, [])
+        await at_once([*starmap(self._read_at, by_process.items()), self._read_each(here)])
+
+    async def _read_at(self, process: int, shards: list[int]) -> None:
+        pages: Sequence[ListTopicsReply | None] = [None] * len(shards)
+        if len(shards) > 1:
+            method = ProcessApi.list_topics
+            with suppress(LostCallError, TopicsError):  # its shards are asked then, wherever they are now
+                begun = await self._shards.begin(process, method, shards, self._request, principal=self._principal)
+                pages = await begun
+        for shard, page in zip(shards, pages, strict=True):
+            if page is not None:
+                self._take(shard, page)
+        await at_once([self._read(shard) for shard, page in zip(shards, pages, strict=True) if page is None])
+
+    async def _read_each(self, shards: Iterable[int]) -> None:
+        """Read shards of this process."""
+        for shard in shards:
+            await self._read(shard)
+
     async def _read(self, shard: int) -> None:
-        page = await self._ask(shard, replace(self._request, after=self._ends[shard] or None))
+        """Read the next topics of a shard."""
+        self._take(shard, await self._ask(shard, replace(self._request, after=self._ends[shard] or None)))
+
+    def _take(self, shard: int, page: ListTopicsReply) -> None:
         self._lines[shard] += page.topics
         if page.next_after is None:
             del self._ends[shard]

@@ -64,7 +64,7 @@ async def texts(http: httpx.AsyncClient) -> list[str]:
 
 async def test_the_first_node_owns_the_shard_and_the_second_passes_on(world: World) -> None:
     async with world.node("a") as a, client(a) as at_a:
-        assert a.statistics.shards[0].role == "owning"
+        await until(lambda: a.statistics.shards[0].role == "owning")
         await append(at_a, "one")
         async with world.node("b") as b, client(b) as at_b:
             assert b.statistics.shards[0].role == "following"

@@ -184,6 +184,19 @@ def test_no_shard_moves_while_another_one_is_between_two_owners() -> None:
     assert next_move(2, now, lay_out(2, now, 1), is_settled=True) is None
 
 
+def test_a_move_waits_while_one_of_its_nodes_loads_a_replica() -> None:
+    everything = range(3)
+    for nodes, expected in (
+        ([node("a", warm=everything), node("b", warm=everything)], Move(0, "b")),
+        ([node("a", warm=everything), node("b", warm=[0, 1])], None),
+        ([node("a", warm=[0, 1]), node("b", warm=everything)], None),
+    ):
+        now = view(nodes, dict.fromkeys(everything, "a"), wanted={0: "b"})
+        layout = lay_out(3, now, 1)
+        assert next_move(3, now, layout, is_settled=False) == expected
+        assert next_move(3, now, layout, is_settled=True) == Move(0, "b"), "it does not wait for ever"
+
+
 def test_drained_nodes_get_nothing_unless_all_are() -> None:
     nodes = [node("a"), node("b")]
     assert [each.name for each in eligible(view(nodes, drained=["b", "gone"]))] == ["a"]

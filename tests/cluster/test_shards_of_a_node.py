@@ -97,15 +97,21 @@ def api(node: NodeServer, shard: int) -> Any:
     return term.core.api
 
 
+async def until_served(node: NodeServer, shard: int) -> None:
+    """Return once the node serves the shard: etcd knows of an owner a moment before."""
+    await until(lambda: shards_of(node)[shard].place.term is not None)
+
+
 async def append(node: NodeServer, shard: int, text: str) -> int:
     """Append one record to the topic of a shard; return its seq."""
-    await until(lambda: shards_of(node)[shard].place.term is not None)  # etcd knows of an owner a moment before
+    await until_served(node, shard)
     config = ConfigInput(durability="fsync")
     request = AppendRequest(topic=topic_of(shard), batch=Batch([text.encode()]), config=config)
     return int((await api(node, shard).append(request, principal=UNRESTRICTED)).last_seq)
 
 
 async def texts(node: NodeServer, shard: int) -> list[str]:
+    await until_served(node, shard)
     found = await api(node, shard).diff(DiffRequest(topic=topic_of(shard)))
     return [bytes(part.block.record_data(i)).decode() for part in found.slices for i in range(part.start, part.stop)]
 

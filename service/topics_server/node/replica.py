@@ -101,7 +101,7 @@ class Replica:
         self.was_ready = asyncio.Event()
         """Set once it has been ready for the first time."""
         self._wake = asyncio.Event()
-        self._stopping = False
+        self._stopping = self._removes = False
         self._nonce = new_nonce()
         self._caught_up = self._has_store = False
         self._heard = float("-inf")
@@ -146,9 +146,10 @@ class Replica:
             self._standing_changed.set()
         self.wake()
 
-    def stop(self) -> None:
-        """Hand the shard over, if it is owned, and end."""
+    def stop(self, *, removes: bool = False) -> None:
+        """Hand the shard over, if it is owned, and end; `removes` is whether the directory goes as well."""
         self._stopping = True
+        self._removes = removes
         self.wake()
 
     async def run(self) -> None:
@@ -186,6 +187,7 @@ class Replica:
                 self._caught_up = self._has_store = False
                 self._show(self._owner())
                 self._reads.end()
+                is_kept = is_kept and not self._removes  # a close writes out what the memory has
                 await (self._directory.close if is_kept else self._directory.discard)(store)
 
     async def _open(self) -> ShardStore | None:
@@ -267,7 +269,7 @@ class Replica:
         return None
 
     def _begin_given(self, owner: Owner | None, epoch: int) -> Owner:
-        """Begin to claim a shard that the owner has given to this node, while the takeover goes on: the fence is there.
+        """Begin to claim a shard that the owner has given to this node, beside the takeover: the fence is there.
         Other nodes may send calls as soon as they hear of the claim."""
         self._replaced = owner
         self._place.coming()
@@ -275,7 +277,7 @@ class Replica:
         return self._claims.mine(epoch)
 
     def _may_claim(self, owner: Owner | None) -> bool:
-        """Decide whether this node is to own the shard now, which nobody has given to it."""
+        """Decide whether this node is to own the shard now, without having been given it."""
         is_owned = owner is not None and owner.node != self._me.name and owner != self._suspect
         if is_owned or not self._views.view.revision:
             self._alone_since = None

@@ -201,12 +201,16 @@ class Shards:
         if name in holders(number, view, self._layout):
             if not shard.is_kept and number not in self._ending:
                 self._keep(shard)
-        elif shard.is_warm and number not in self._ending and is_spare(number, name, view, self._layout):
+        elif shard.is_warm and self._may_end(number) and is_spare(number, name, view, self._layout):
             now = asyncio.get_running_loop().time()
             if now - self._spared.setdefault(number, now) <= SPARED_SECONDS:
                 return
             self._ending[number] = background.start(self._end(shard))
         self._spared.pop(number, None)
+
+    def _may_end(self, number: int) -> bool:
+        """Return whether a replica may end now: one at a time, and none beside a move, which would wait."""
+        return not self._ending and (self._move is None or self._move.shard == number)
 
     def _keep(self, shard: NodeShard) -> None:
         assert self._membership is not None
@@ -224,7 +228,7 @@ class Shards:
         assert self._membership is not None
         log.info("shard %d has replicas enough: this node keeps none any more", shard.number)
         try:
-            await shard.end()
+            await shard.end(removes=True)
             shard.statistics.role = "absent"
             shard.heard()
             self._serving.pop(shard.number, None)

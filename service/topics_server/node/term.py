@@ -113,13 +113,17 @@ class Term:
 
     async def start(self, set_serving: Callable[[bool], None]) -> None:
         """Recover the engine as after a power cut; as after a kill, if the owner before was this life of the directory.
-        Raises StoreError and TopicsError."""
+        Return once that is in the log. Raises StoreError, TopicsError and LostShardError."""
         self._background = [background.start(each) for each in self.core.background(set_serving)]
         stored = self._store.take_catalog()
-        await maintenance.recover(self.core.engine, asyncio.Event(), self._store.life, stored)
-        maintenance.log_ready(self.core.engine)
+        engine = self.core.engine
+        await maintenance.recover(engine, asyncio.Event(), self._store.life, stored, syncs=False)
+        maintenance.log_ready(engine)
         if self.ownership.shard == SQL_SHARD:  # it has the users of CREATE USER
             self.core.recovered()
+        await self._log_commit.settle(engine.writer.written)  # the node's other shards do not wait
+        if self.failure is not None:
+            raise LostShardError(str(self.failure)) from self.failure
 
     def position(self) -> Standpoint:
         """The position behind everything that was written."""

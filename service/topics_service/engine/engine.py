@@ -161,16 +161,17 @@ class Engine:
             for _ in self.recover(boot_id):
                 pass
 
-    def recover(self, boot_id: str, stored: StoredCatalog | None = None) -> Iterator[float]:
+    def recover(self, boot_id: str, stored: StoredCatalog | None = None, *, syncs: bool = True) -> Iterator[float]:
         """Load the topics, yielding the completed fraction at times. No other call is allowed before it ends.
 
-        `stored` is what is known of the store already, up to its last write.
+        `stored` is what is known of the store already, up to its last write. What is decided here is durable at the
+        end, and that blocks; without `syncs` the caller waits for it, before the first call.
         """
         self._stored = stored = stored or StoredCatalog(self.writer.store)
         for _ in stored.complete():
             self.recovered = stored.done
             yield self.recovered
-        recovery.begin(self.writer, self._memory, self.blocks, stored, boot_id)
+        recovery.begin(self.writer, self._memory, self.blocks, stored, boot_id, syncs=syncs)
         self.catalog.load(stored)
         self.catalog.redirects.load()
         self.parts.load()
