@@ -204,6 +204,11 @@ class _Running:
         return self.kafka.port
 
     @property
+    def pg_port(self) -> int:
+        """See Ports: nodes have none."""
+        return 0
+
+    @property
     def is_ready(self) -> bool:
         """See Shards."""
         return self.shards.is_ready

@@ -131,8 +131,7 @@ class Expressions:
         """Bind `$1`."""
         if not self._parameters:
             raise self.context.refuse(tree.at, "a definition has no parameters", Reason.INVALID_REQUEST, "42P02")
-        self.context.use_parameter(tree.number)
-        return Parameter(tree.number)
+        return Parameter(tree.number, self.context.use_parameter(tree.number))
 
     def name(self, tree: syntax.Name) -> Expression:
         """Bind a column."""

@@ -14,6 +14,7 @@ from topics_service.statistics import (
     Histogram,
     KafkaStatistics,
     NodeStatistics,
+    PostgresStatistics,
     RequestStatistics,
     ShardStatistics,
     SpaceStatistics,
@@ -96,6 +97,23 @@ def kafka(statistics: KafkaStatistics) -> Iterator[Metric]:
     yield counter("kafka_sent_bytes", "Bytes of responses to Kafka clients.", statistics.bytes_out)
     yield counter("kafka_out_of_range", "Fetches of offsets that are not there.", statistics.out_of_range)
     yield counter("kafka_gap_records", "Lost records that fetches have passed over.", statistics.gap_records)
+
+
+def postgres(statistics: PostgresStatistics) -> Iterator[Metric]:
+    """The PostgreSQL listener."""
+    finished = statistics.requests.finished.items()
+    meaning = "Duration of statements of PostgreSQL clients."
+    yield histogram("postgres_statement_seconds", meaning, finished, ("statement", "outcome"))
+    errors = [((sqlstate,), count) for sqlstate, count in statistics.errors.items()]
+    yield counter("postgres_errors", "Errors that PostgreSQL clients got, by SQLSTATE.", errors, ("sqlstate",))
+    yield gauge("postgres_connections", "Open connections of PostgreSQL clients.", statistics.connections)
+    closed = [((reason,), count) for reason, count in statistics.closed.items()]
+    yield counter("postgres_connections_closed", "PostgreSQL connections that the server ended.", closed, ("reason",))
+    meaning = "Memory of messages that arrive from PostgreSQL clients."
+    yield gauge("postgres_receive_bytes", meaning, statistics.receive_bytes)
+    yield counter("postgres_received_bytes", "Bytes of messages from PostgreSQL clients.", statistics.bytes_in)
+    yield counter("postgres_sent_bytes", "Bytes of messages to PostgreSQL clients.", statistics.bytes_out)
+    yield counter("postgres_canceled", "Statements that cancel requests named.", statistics.canceled)
 
 
 def sql(statistics: SqlStatistics) -> Iterator[Metric]:

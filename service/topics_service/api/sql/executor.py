@@ -43,7 +43,7 @@ from topics_service.engine.tables.model import DEFAULT_NAMESPACE
 from topics_service.engine.tables.outcomes import Outcome
 from topics_service.engine.tables.tables import STALE, Tables
 from topics_service.engine.tables.transaction import TableTransaction
-from topics_service.engine.tables.types import Value
+from topics_service.engine.tables.types import Type, Value
 from topics_service.statistics import SqlStatistics
 
 if TYPE_CHECKING:  # it imports this
@@ -98,7 +98,7 @@ class SqlApi:
     async def execute(self, request: SqlRequest, *, principal: Principal) -> SqlReply:
         """Run the statements of a request. The error of one is in the reply, with the results before it."""
         started = time.perf_counter()
-        run = _Run(self, request, principal)
+        run = Run(self, request, principal)
         reply = SqlReply(results=run.results)
         try:
             await run.all()
@@ -114,8 +114,11 @@ class SqlApi:
         return self.admit().tables
 
 
-class _Run:
+class Run:
     """One request under way."""
+
+    given: tuple[Type | None, ...] = ()
+    """The types that the caller gives to parameters to which the text gives none."""
 
     def __init__(self, api: SqlApi, request: SqlRequest, principal: Principal) -> None:
         self.results: list[SqlResult] = []
@@ -202,10 +205,10 @@ class _Run:
         tables = self._api.tables
         schema = tables.newest if newest else tables.schema
         if self._principal.prefixes is None:
-            return self._api.plans.plan(self._script, self._number, schema, self._namespace)
+            return self._api.plans.plan(self._script, self._number, schema, self._namespace, self.given)
         seen = SeenSchema(schema, self._principal)
         try:
-            return self._api.plans.plan(self._script, self._number, seen, self._namespace)
+            return self._api.plans.plan(self._script, self._number, seen, self._namespace, self.given)
         except TopicsError as error:
             raise seen.refused(error) from None
 
@@ -457,14 +460,14 @@ class _Run:
         return explained(action)
 
 
-_HANDLERS: Final[dict[type, Callable[[_Run, Any], Awaitable[SqlResult]]]] = {
-    plans.Begin: _Run._begin,
-    plans.Commit: _Run._commit,
-    plans.Rollback: _Run._rollback,
-    plans.Savepoint: _Run._savepoint,
-    plans.RollbackTo: _Run._rollback_to,
-    plans.Release: _Run._release,
-    plans.Use: _Run._use,
-    plans.Nothing: _Run._nothing,
-    plans.Explain: _Run._explain,
+_HANDLERS: Final[dict[type, Callable[[Run, Any], Awaitable[SqlResult]]]] = {
+    plans.Begin: lambda run, action: run._begin(action),
+    plans.Commit: lambda run, action: run._commit(action),
+    plans.Rollback: lambda run, action: run._rollback(action),
+    plans.Savepoint: lambda run, action: run._savepoint(action),
+    plans.RollbackTo: lambda run, action: run._rollback_to(action),
+    plans.Release: lambda run, action: run._release(action),
+    plans.Use: lambda run, action: run._use(action),
+    plans.Nothing: lambda run, action: run._nothing(action),
+    plans.Explain: lambda run, action: run._explain(action),
 }

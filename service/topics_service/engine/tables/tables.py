@@ -2,7 +2,7 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Protocol
 from weakref import ref
@@ -17,11 +17,12 @@ from topics_service.engine.tables.functions import Environment
 from topics_service.engine.tables.indexing import Builds
 from topics_service.engine.tables.layers import LayeredReader
 from topics_service.engine.tables.model import Namespace, Table, TableName
-from topics_service.engine.tables.outcomes import Outcome
+from topics_service.engine.tables.optimistic import OptimisticTransaction
+from topics_service.engine.tables.outcomes import MAX_ROWS, Outcome
 from topics_service.engine.tables.pending import Pending
 from topics_service.engine.tables.removal import Removals
 from topics_service.engine.tables.runtime import DAMAGE, TableRuntime, unreadable
-from topics_service.engine.tables.selection import InTransaction, SelectStatement, SystemRows, no_system_rows
+from topics_service.engine.tables.selection import InTransaction, Readers, SelectStatement, SystemRows, no_system_rows
 from topics_service.engine.tables.transaction import Events, NoEvents, TableTransaction
 from topics_service.engine.tables.types import Value
 from topics_service.engine.transaction import Transaction
@@ -80,6 +81,9 @@ class Tables:
         self.definitions = Definitions(self)
         self._runtimes: dict[int, TableRuntime] = {}
         self._open: ref[TableTransaction] | None = None
+        self.last_commit = 0
+        self.commits: dict[int, int] = {}
+        """The numbers of the last commits that changed or read a table, since the start."""
         self._statements: OrderedDict[int, tuple[object, TableRuntime | None, execution.Statement]] = OrderedDict()
 
     def load(self) -> None:
@@ -128,6 +132,15 @@ class Tables:
         self._open = ref(transaction)
         return transaction
 
+    def begin_optimistic(self) -> OptimisticTransaction:
+        """Begin a transaction that needs the order of writes only from its `validate` on. Raises as `begin`."""
+        self.writer.check()
+        return OptimisticTransaction(self)
+
+    def opened(self, transaction: TableTransaction) -> None:
+        """Note that a transaction has the order of writes."""
+        self._open = ref(transaction)
+
     def collect(self) -> Events:
         """The events of one transaction, none yet."""
         return NoEvents() if self.routing is None else self.routing.collect()
@@ -141,9 +154,32 @@ class Tables:
 
         All of it is of one moment. `system_rows` gives the rows of a system table.
         """
+        query = self._query(action)
+        return self.at(self.clock.now_ms() * 1000, query.run(self._visible(query), parameters, system_rows))
+
+    def rows(
+        self, action: plans.Select, parameters: Sequence[Value] = (), system_rows: SystemRows = no_system_rows
+    ) -> Iterator[Sequence[Value] | None]:
+        """The rows of a query one by one, and None where others should have a turn. Otherwise as `select`."""
+        query, now_us = self._query(action), self.clock.now_ms() * 1000
+        rows = query.rows(self._visible(query), parameters, system_rows, cap=MAX_ROWS)
+        while True:
+            self._now_us = now_us
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except DAMAGE as error:
+                raise unreadable(error) from error
+            yield row
+
+    def _query(self, action: plans.Select) -> SelectStatement:
         statement = self.compiled(action)
         assert isinstance(statement, InTransaction)
-        query = statement.statement
+        return statement.statement
+
+    def _visible(self, query: SelectStatement) -> Readers:
+        """The durable rows of tables, as a query reads them."""
 
         def visible(table: Table) -> Reader:
             store = self.writer.store
@@ -151,7 +187,7 @@ class Tables:
             layer = self.pending.layer(table.number)
             return base if layer is None else LayeredReader(base, layer)
 
-        return self.at(self.clock.now_ms() * 1000, query.run(visible, parameters, system_rows))
+        return visible
 
     def at(self, now_us: int, steps: Steps) -> Steps:
         """Run a statement to which it is this time (microseconds since 1970) in all of its slices.
@@ -265,6 +301,7 @@ class Tables:
     def _forget(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self._runtimes.pop(number, None)
+            self.commits.pop(number, None)
 
 
 def _is_small(action: plans.Query | plans.Change) -> bool:

@@ -28,6 +28,11 @@ Steps = Generator[None, None, Outcome]
 class Events(Protocol):
     """The events of a transaction: `routing.Events`."""
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the payloads so far."""
+        ...
+
     def change(self, table: Table, op: Op, new: Row | None, old: Row | None) -> None:
         """Add the events of a change."""
         ...
@@ -137,6 +142,9 @@ class TableTransaction:
             waits = waits or bool(tables.pending.ticket(self._touched)) or tables.catalog.is_ahead(self._touched)
             waits = tx.join(hold=waits)
             tx.commit()
+        tables.last_commit += 1
+        for number in self._touched:
+            tables.commits[number] = tables.last_commit
         if waits:
             tables.pending.add(
                 tx.ticket,
@@ -209,6 +217,8 @@ class TableTransaction:
 
 class NoEvents:
     """Implements Events where there are no routes."""
+
+    nbytes = 0
 
     def change(self, table: Table, op: Op, new: Row | None, old: Row | None) -> None:
         """See Events."""
