@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from bench import (
+    analytics,
     clients,
     cluster,
     cluster_shards,
@@ -41,6 +42,7 @@ _GROUPS = {
     "kafka": kafka.run,
     "spark": spark.run,
     "sql": sql.run,
+    "analytics": analytics.run,
     "length": length.run,
     "tags": tags.run,
     "scale": scale.run,

@@ -459,6 +459,14 @@ export enum ErrorReason {
    * @generated from enum value: ERROR_REASON_NOT_A_LOG = 48;
    */
   NOT_A_LOG = 48,
+
+  /**
+   * A query needs more memory than the server gives to one. Detail: `sqlstate`, and the place.
+   * HTTP 413, gRPC RESOURCE_EXHAUSTED.
+   *
+   * @generated from enum value: ERROR_REASON_QUERY_TOO_LARGE = 49;
+   */
+  QUERY_TOO_LARGE = 49,
 }
 
 /**
