@@ -150,7 +150,8 @@ bench: setup-dev $(if $(filter-out spark,$(ONLY)),,build/spark-4.2/.installed)
 	PYTHONPATH=tests TOPICS_SIZE_GB=$(SIZE_GB) TOPICS_BEFORE=$(BEFORE) $(BIN)/python -m bench $(if $(ONLY),--only $(ONLY))
 
 # Long runs, which print their figures. The soak at load and each steady work have MINUTES, the log that grows SIZE_GB, the
-# loop of kills TOPICS_KILLS, each of the others (random seeds, crashes of one kind) TOPICS_SOAK_SECONDS.
+# loop of kills TOPICS_KILLS, each of the others (random seeds, crashes of one kind) TOPICS_SOAK_SECONDS. The suites of Kafka
+# clients come last, against a cluster.
 MINUTES ?= 10
 SIZE_GB ?= 6
 SOAK := $(PYTEST) -m soak -s --timeout 0 -o faulthandler_timeout=0
@@ -159,6 +160,7 @@ soak: setup-dev $(KAFKA_CLIENTS) $(SPARKS:%=build/spark-%/.installed)
 	TOPICS_SOAK_SECONDS=$$(($(MINUTES) * 60)) TOPICS_SIZE_GB=$(SIZE_GB) $(SOAK) tests/soak
 	TOPICS_KILLS=$${TOPICS_KILLS:-200} $(SOAK) $(KILLS)
 	TOPICS_SOAK_SECONDS=$${TOPICS_SOAK_SECONDS:-60} $(SOAK) --ignore tests/soak --ignore $(KILLS) tests
+	TOPICS_KAFKA_NODES=3 $(PYTEST) -m 'not soak' tests/kafka/clients
 
 # The files and tests of the outside suites named in tests/conformance.txt and sqlsuite.txt, where those lie beside the project.
 conformance: setup

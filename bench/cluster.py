@@ -168,13 +168,13 @@ def _p95(seconds: Sequence[float]) -> float:
 
 
 @contextlib.contextmanager
-def _slow_store(directory: Path) -> Iterator[dict[str, str]]:
+def store_in_memory(directory: Path, delay_ms: int = 0) -> Iterator[dict[str, str]]:
     """An S3 server in memory, in a process of its own; yields the environment by which nodes find it."""
-    file = directory / "slow-store"
-    command = [*DIE_WITH_US, sys.executable, "-m", "support.local_s3", str(file), str(STORE_MS / 1000)]
+    file = directory / "store"
+    command = [*DIE_WITH_US, sys.executable, "-m", "support.local_s3", str(file), str(delay_ms / 1000)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
-        poll(lambda: file.exists() and file.read_text(), 20, "the slow store")
+        poll(lambda: file.exists() and file.read_text(), 20, "the store in memory")
         yield {**LocalS3.environment_of(file.read_text())}
     finally:
         process.kill()
@@ -226,7 +226,7 @@ def run(directory: Path) -> list[Row]:
                 rows.append(Row("cluster, RSS of the owner after that", _rss_mb(cluster.owner()), "MB", "250 MB"))
                 rows += [_forwarding(cluster), _idle(cluster), *_pauses(cluster, Load(cluster))]
         with (
-            _slow_store(directory) as environment,
+            store_in_memory(directory, STORE_MS) as environment,
             Cluster(directory / "slow", etcd.address, "s3://bucket/t", environment, nodes=2) as cluster,
         ):
             bars = {

@@ -11,11 +11,11 @@ from topics_gateway.settings import GatewaySettings
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.interfaces import Topics
 from topics_service.engine.errors import invalid
-from topics_service.engine.model import Identity, ListTopicsRequest, QueueCounters, TopicState
+from topics_service.engine.model import Identity, ListTopicsRequest, QueueCounters, TopicSummary
 
 _PAGE_SIZE: Final = 100
 _PAGE_SIZE_MAX: Final = 1000
-_BESIDE_CONFIG: Final = frozenset({"partition_count", "placement"})
+_BESIDE_CONFIG: Final = frozenset({"partition_count", "placement", "zone"})
 
 
 class TopicEndpoints:
@@ -35,6 +35,7 @@ class TopicEndpoints:
             principal=request.principal,
             partition_count=beside.integer("partition_count", low=1),
             placement=beside.text("placement") or "",
+            zone=beside.text("zone") or "",
         )
         return json_response(
             201 if reply.created else 200,
@@ -87,7 +88,7 @@ class TopicEndpoints:
             ),
             principal=request.principal,
         )
-        members: dict[str, Any] = {"topics": [_summary(state) for state in page.topics]}
+        members: dict[str, Any] = {"topics": [_summary(line) for line in page.topics]}
         if page.next_after is not None:
             members["next_cursor"] = write_cursor(page.next_after)
         members["performance"] = {"server_total_ms": request.elapsed_ms}
@@ -119,16 +120,16 @@ def _counters(queue: QueueCounters) -> dict[str, int]:
     return {"ready": queue.ready, "in_flight": queue.in_flight, "dead_lettered": queue.dead_lettered}
 
 
-def _summary(state: TopicState) -> dict[str, Any]:
+def _summary(line: TopicSummary) -> dict[str, Any]:
     return {
-        "topic": state.topic,
-        "head_seq": state.head_seq,
-        "earliest_seq": state.earliest_seq,
-        "count": state.total_count,
-        "bytes": state.total_bytes,
-        "durable": state.config.durable,
-        "effective_priority": state.effective_priority,
-        **_partition_count(state.identity),
+        "topic": line.topic,
+        "head_seq": line.head_seq,
+        "earliest_seq": line.earliest_seq,
+        "count": line.count,
+        "bytes": line.bytes,
+        "durable": line.durable,
+        "effective_priority": line.effective_priority,
+        **_partition_count(line.partition_count),
     }
 
 
@@ -138,14 +139,15 @@ def _identity(identity: Identity) -> dict[str, Any]:
         "slug": identity.slug,
         "rrl": identity.rrl,
         "epoch": identity.epoch,
-        **_partition_count(identity),
-        **({"placement": identity.placement} if identity.placement else {}),
+        **_partition_count(identity.partition_count),
+        **({"placement": group} if (group := identity.group) else {}),
+        **({"zone": zone} if (zone := identity.zone) else {}),
     }
 
 
-def _partition_count(identity: Identity) -> dict[str, int]:
+def _partition_count(count: int) -> dict[str, int]:
     """The member that only topics with several partitions have."""
-    return {} if identity.partition_count == 1 else {"partition_count": identity.partition_count}
+    return {} if count == 1 else {"partition_count": count}
 
 
 def _number(text: str) -> int:

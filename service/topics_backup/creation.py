@@ -30,11 +30,12 @@ _UNSHARED: Final = frozenset({"LOCK", "LOG", "IDENTITY"})  # created again when 
 _PASS_SECONDS: Final = pruning.GRACE_SECONDS / 2
 
 
-def create(target: Target, directory: Path, created_ms: int, data_dir: Path) -> Manifest:
+def create(target: Target, directory: Path, created_ms: int, data_dir: Path, source: str | None = None) -> Manifest:
     """Copy the checkpoint in `directory`, which is of the moment `created_ms`, and return what was written.
 
     Files that the target already has, by size and hash, are not copied again. The manifest comes last: until then the
-    backup is invisible. `data_dir` is that of which the checkpoint is; both have shards, or neither. Raises
+    backup is invisible. `data_dir` is that of which the checkpoint is; both have shards, or neither. `source` is
+    what the manifest names as its origin, by default `data_dir` on this host. Raises
     BackupError, and OSError for the checkpoint's files.
     """
     count = shardfiles.count_of(directory)
@@ -64,7 +65,7 @@ def create(target: Target, directory: Path, created_ms: int, data_dir: Path) -> 
         created_ms=created_ms,
         server_version=__version__,
         store_format=checkpoint.FORMAT,
-        source=f"{socket.gethostname()}:{data_dir}",
+        source=source or f"{socket.gethostname()}:{data_dir}",
         bytes=sum(file.size for part in ([whole] if shards is UNSET else shards) for file in part.files),
         new_bytes=new_bytes,
         files=whole.files,

@@ -67,6 +67,8 @@ class View(Struct, frozen=True, kw_only=True):
     """The node that an operator wants to own a shard."""
     drained: frozenset[str] = frozenset()
     """The nodes that are to own none."""
+    zones: Mapping[int, str] = {}
+    """The zone that each shard prefers for its owner, of those that prefer one."""
 
 
 def boottime() -> float:
@@ -135,6 +137,10 @@ class Coordinator(Protocol):
 
     async def drain(self, node: str, *, is_drained: bool) -> None:
         """Note, or forget, that a node is to own no shard."""
+        ...
+
+    async def prefer(self, shard: int, zone: str | None) -> None:
+        """Note, or forget (None), the zone that a shard prefers."""
         ...
 
     async def close(self) -> None:

@@ -32,7 +32,8 @@ class EtcdCoordinator:
     """A Coordinator on the members of an etcd, each as host:port; see Members for TLS and users.
 
     Its keys, below `/topics/<cluster>/`: `nodes/<node>` and `owner/<shard>`, which end with their node's lease,
-    `want/<shard>` and `drain/<node>`. Values are JSON. An entry that can't be read is as none, and the log names it.
+    `want/<shard>`, `zone/<shard>` and `drain/<node>`. Values are JSON. An entry that can't be read is as none, and the
+    log names it.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class EtcdCoordinator:
         owners: dict[int, Owner] = {}
         wanted: dict[int, str] = {}
         drained: set[str] = set()
+        zones: dict[int, str] = {}
         for entry in found.kvs:
             kind, _, name = entry.key.decode(errors="replace")[len(self._prefix) :].partition("/")
             if kind == "nodes":
@@ -75,13 +77,18 @@ class EtcdCoordinator:
                     nodes[name] = node
             elif kind == "drain":
                 drained.add(name)
-            elif kind in ("owner", "want") and name.isdecimal():
-                if kind == "want":
-                    wanted[int(name)] = entry.value.decode(errors="replace")
+            elif kind in ("owner", "want", "zone") and name.isdecimal():
+                if kind != "owner":
+                    (wanted if kind == "want" else zones)[int(name)] = entry.value.decode(errors="replace")
                 elif owner := _decoded(entry, Owner):
                     owners[int(name)] = owner
         return View(
-            revision=found.header.revision, nodes=nodes, owners=owners, wanted=wanted, drained=frozenset(drained)
+            revision=found.header.revision,
+            nodes=nodes,
+            owners=owners,
+            wanted=wanted,
+            drained=frozenset(drained),
+            zones=zones,
         )
 
     async def watch(self) -> AsyncIterator[View]:
@@ -140,6 +147,10 @@ class EtcdCoordinator:
     async def drain(self, node: str, *, is_drained: bool) -> None:
         """See Coordinator."""
         await self._note(f"drain/{node}", "1" if is_drained else None)
+
+    async def prefer(self, shard: int, zone: str | None) -> None:
+        """See Coordinator."""
+        await self._note(f"zone/{shard}", zone)
 
     async def _note(self, name: str, value: str | None) -> None:
         """Put an entry without a lease, or remove it (None)."""
@@ -306,7 +317,7 @@ class EtcdSession:
 
 
 def _entries(view: View) -> tuple[object, ...]:
-    return view.nodes, view.owners, view.wanted, view.drained
+    return view.nodes, view.owners, view.wanted, view.drained, view.zones
 
 
 def _decoded(entry: Any, kind: type[T]) -> T | None:

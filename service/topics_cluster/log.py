@@ -122,6 +122,8 @@ class Appender:
         """The number of the next object."""
         self.fenced = False
         """True once another owner was met: nothing is begun or acknowledged after that."""
+        self.hurries = False
+        """True once objects begin as soon as they have a batch, as many at once as the window allows."""
         self.usual_seconds = _USUAL_SECONDS
         """The smoothed time of a PUT."""
         self.unacknowledged_bytes = 0
@@ -165,6 +167,8 @@ class Appender:
         if not self._pending or self.fenced or len(self._under_way) >= self.window:
             return None
         at = float("-inf")
+        if self.hurries:
+            return at
         if self._under_way and self.pending_bytes < EARLY_BYTES:
             at = self._under_way[-1].began + 2 * self.usual_seconds
         if self._are_several and self.pending_bytes < SMALL_BYTES:

@@ -101,6 +101,7 @@ class MemoryEntries:
         self.owners: dict[int, tuple[Owner, Lease]] = {}
         self.wanted: dict[int, str] = {}
         self.drained: set[str] = set()
+        self.zones: dict[int, str] = {}
         self._revision = 1
         self._changed = asyncio.Event()
 
@@ -117,6 +118,7 @@ class MemoryEntries:
             owners={shard: owner for shard, (owner, _) in owners.items()},
             wanted=dict(self.wanted),
             drained=frozenset(self.drained),
+            zones=dict(self.zones),
         )
 
     def touch(self) -> None:
@@ -131,6 +133,7 @@ class MemoryEntries:
             lease.revoke()
         self.wanted.clear()
         self.drained.clear()
+        self.zones.clear()
         self.view()
         self._revision = 1
 
@@ -198,6 +201,15 @@ class MemoryCoordinator:
         """See Coordinator."""
         self.reach()
         (self._entries.drained.add if is_drained else self._entries.drained.discard)(node)
+        self._entries.touch()
+
+    async def prefer(self, shard: int, zone: str | None) -> None:
+        """See Coordinator."""
+        self.reach()
+        if zone is None:
+            self._entries.zones.pop(shard, None)
+        else:
+            self._entries.zones[shard] = zone
         self._entries.touch()
 
     async def close(self) -> None:

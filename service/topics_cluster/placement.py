@@ -4,11 +4,15 @@ the coordinator knows, so all nodes come to the same answer.
 The score of a shard at a node is that of a rendezvous hash, weighted by the node's capacity. Owners stay where they are
 as long as each node has its share, rounded down or up, so a node that joins or leaves moves only shards that it gets or
 had. A share is the part of all shards that the node's capacity is of all capacities.
+
+A shard that prefers a zone is owned there as long as the zone has a node: these shards are shared by the nodes of their
+zone, and all others so that each node comes as near to its share as it can.
 """
 
 import hashlib
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from topics_cluster.coordinator import Node, View
@@ -52,8 +56,24 @@ def lay_out(shards: int, view: View, followers: int) -> Layout:
     nodes = eligible(view)
     if not nodes:
         return Layout([None] * shards, [()] * shards)
-    owners = _Owners(shards, nodes, view).found()
-    return Layout(owners, _followers(owners, nodes, followers))
+    owners: dict[int, str] = {}
+    for zone, preferring in _by_zone(shards, nodes, view).items():
+        there = [node for node in nodes if node.zone == zone]
+        owners |= _Owners(preferring, there, shares(len(preferring), there), view).found()
+    free = [shard for shard in range(shards) if shard not in owners]
+    owners |= _Owners(free, nodes, _rests(len(free), nodes, Counter(owners.values())), view).found()
+    found = [owners[shard] for shard in range(shards)]
+    return Layout(found, _followers(found, nodes, followers))
+
+
+def _by_zone(shards: int, nodes: Sequence[Node], view: View) -> dict[str, list[int]]:
+    """The shards that prefer each zone which has a node."""
+    zones = {node.zone for node in nodes}
+    found: dict[str, list[int]] = {}
+    for shard, zone in sorted(view.zones.items()):
+        if zone in zones and shard < shards:
+            found.setdefault(zone, []).append(shard)
+    return found
 
 
 def holders(shard: int, view: View, layout: Layout) -> set[str]:
@@ -74,15 +94,25 @@ def next_move(shards: int, view: View, layout: Layout, *, is_settled: bool) -> M
     """The move whose turn it is: that of a wish, else from a drained node, else one for the balance.
 
     One at a time: none while a shard is between two owners. The last kind waits until the cluster is settled, with an
-    owner of each shard. The target of a move has caught up with the shard.
+    owner of each shard; the others until then or until both nodes have all replicas that they are to have: a node that
+    loads one answers late. The target of a move has caught up with the shard.
     """
     owners = view.owners
     if any(owner.epoch == 0 for owner in owners.values()):
         return None
 
+    loading = {
+        name
+        for shard in range(shards)
+        for name in holders(shard, view, layout)
+        if name in view.nodes and shard not in view.nodes[name].warm
+    }
+
     def may_get(shard: int, name: str | None) -> bool:
-        is_there = name is not None and name in view.nodes and shard in view.nodes[name].warm
-        return is_there and shard in owners and owners[shard].node != name
+        if name is None or shard not in owners or owners[shard].node == name:
+            return False
+        is_busy = not is_settled and not loading.isdisjoint((name, owners[shard].node))
+        return name in view.nodes and shard in view.nodes[name].warm and not is_busy
 
     for shard, name in sorted(view.wanted.items()):
         if shard < shards and may_get(shard, name):
@@ -110,26 +140,39 @@ def shares(shards: int, nodes: Iterable[Node]) -> dict[str, float]:
     return {node.name: shards * node.capacity / total for node in every}
 
 
-class _Owners:
-    """A search for owners that moves as little as the shares allow."""
+def _rests(free: int, nodes: Iterable[Node], loads: Mapping[str, int]) -> dict[str, float]:
+    """The rest of each node's share that free shards may take: one that has its share or more gets none of them."""
+    rests = {node.name: 0.0 for node in nodes}
+    rest = list(nodes)
+    while free:
+        each = shares(free + sum(loads[node.name] for node in rest), rest)
+        filled = {name for name, share in each.items() if share < loads[name]}
+        if not filled:
+            return rests | {name: share - loads[name] for name, share in each.items()}
+        rest = [node for node in rest if node.name not in filled]
+    return rests
 
-    def __init__(self, shards: int, nodes: Sequence[Node], view: View) -> None:
+
+class _Owners:
+    """A search for owners of some shards that moves as little as the shares of nodes allow."""
+
+    def __init__(self, shards: Collection[int], nodes: Iterable[Node], shares: Mapping[str, float], view: View) -> None:
         self._nodes = {node.name: node for node in nodes}
-        self._shares = shares(shards, nodes)
+        self._shares = shares
         self._view = view
-        self._owners: list[str | None] = [None] * shards
+        self._owners: dict[int, str | None] = dict.fromkeys(shards)
         self._loads = dict.fromkeys(self._nodes, 0)
-        for shard in range(shards):
+        for shard in shards:
             owner = view.owners.get(shard)
             if owner is not None and owner.node in self._nodes:
                 self._give(shard, owner.node)
 
-    def found(self) -> list[str | None]:
+    def found(self) -> dict[int, str]:
         """The owner of each shard."""
         for name in self._nodes:
             while self._loads[name] > math.ceil(self._shares[name] - _EPSILON):
                 self._take(self._weakest(name))
-        free = {shard for shard, owner in enumerate(self._owners) if owner is None}
+        free = {shard for shard, owner in self._owners.items() if owner is None}
         while free:
             name = self._neediest()
             shard = self._best(name, free)
@@ -140,7 +183,7 @@ class _Owners:
             shard = self._weakest(giver)
             self._take(shard)
             self._give(shard, taker)
-        return self._owners
+        return {shard: owner for shard, owner in self._owners.items() if owner is not None}
 
     def _give(self, shard: int, name: str) -> None:
         self._owners[shard] = name
@@ -148,13 +191,13 @@ class _Owners:
 
     def _take(self, shard: int) -> None:
         owner = self._owners[shard]
-        assert owner is not None
+        assert owner is not None, "only what a node has is taken"
         self._loads[owner] -= 1
         self._owners[shard] = None
 
     def _weakest(self, name: str) -> int:
         """The shard of a node that has least reason to be there."""
-        held = [shard for shard, owner in enumerate(self._owners) if owner == name]
+        held = [shard for shard, owner in self._owners.items() if owner == name]
         return min(held, key=lambda shard: score(shard, self._nodes[name]))
 
     def _neediest(self) -> str:
@@ -178,7 +221,7 @@ class _Owners:
         return max(short, key=lambda name: (self._shares[name] - self._loads[name], name)) if short else None
 
 
-def _followers(owners: Sequence[str | None], nodes: Sequence[Node], count: int) -> list[list[str]]:
+def _followers(owners: Sequence[str], nodes: Sequence[Node], count: int) -> list[list[str]]:
     """Followers of each shard: in zones that have no replica of it where there are such, then those that have room,
     then those that have caught up with it."""
     by_name = {node.name: node for node in nodes}
@@ -187,7 +230,7 @@ def _followers(owners: Sequence[str | None], nodes: Sequence[Node], count: int) 
     found: list[list[str]] = []
     for shard, owner in enumerate(owners):
         chosen: list[str] = []
-        zones = {by_name[owner].zone} if owner is not None else set()
+        zones = {by_name[owner].zone}
         rest = [node for node in nodes if node.name != owner]
         while rest and len(chosen) < count:
             best = min(rest, key=lambda node: _rank(shard, node, zones, loads[node.name] < room[node.name]))

@@ -99,6 +99,11 @@ class Uploader:
             self._is_waking = True
             self._call(self._begin)
 
+    def hurry(self) -> None:
+        """Begin each object at once from now on, for an epoch that ends when all of it is there."""
+        self._appender.hurries = True
+        self.wake()
+
     def waiting_seconds(self) -> float:
         """The time for which the oldest object that is not acknowledged has been under way; 0 if there is none."""
         began = self._appender.waiting_since

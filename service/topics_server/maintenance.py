@@ -23,15 +23,20 @@ _RECOVERY_SLICE_SECONDS = 0.02
 
 
 async def recover(
-    engine: Engine, stop: asyncio.Event, boot: str | None = None, stored: StoredCatalog | None = None
+    engine: Engine,
+    stop: asyncio.Event,
+    boot: str | None = None,
+    stored: StoredCatalog | None = None,
+    *,
+    syncs: bool = True,
 ) -> None:
     """Recover in slices, between the answers to health probes, until done or `stop` is set.
 
     `boot` stands in for the id of this boot of the machine: where it is new, a tail may be lost. `stored` is what
-    is known of the store already.
+    is known of the store already. For `syncs` see `Engine.recover`.
     """
     slice_ends = time.monotonic() + _RECOVERY_SLICE_SECONDS
-    for _ in engine.recover(boot_id() if boot is None else boot, stored):
+    for _ in engine.recover(boot_id() if boot is None else boot, stored, syncs=syncs):
         if stop.is_set():
             return
         if time.monotonic() >= slice_ends:

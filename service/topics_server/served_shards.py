@@ -97,7 +97,7 @@ class ServedShards:
         self.api.sql = ShardedSql(located, self.api.consumers)
         self._groups = settings.kafka.groups
         self._kafka = ShardedKafka(self.api, located, brokers, replica)
-        self.objects = (ProcessApi(metrics.report, authorizer.users), self.api.watches)
+        self.objects = (ProcessApi(shards.local, metrics.report, authorizer.users), self.api.watches)
         """Those that other processes call on this one."""
 
     def shard_of(self, topic: str, partition: int) -> int:

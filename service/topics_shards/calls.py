@@ -119,6 +119,7 @@ CALLS: Final = (
     SqlApi.execute,
     ProcessApi.report,
     ProcessApi.figures,
+    ProcessApi.list_topics,
     ProcessApi.stored_users,
     ProcessApi.replace_users,
     CheckpointsApi.prepare,
@@ -168,6 +169,7 @@ READS: Final = frozenset(
         ConsumeApi.consume,
         ProcessApi.report,
         ProcessApi.figures,
+        ProcessApi.list_topics,
         ProcessApi.stored_users,
         ProcessApi.replace_users,  # as often as it may be
         ShardedWatches.recall_here,

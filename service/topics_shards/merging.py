@@ -2,8 +2,9 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate, chain
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate, chain, starmap
 from operator import attrgetter
 from typing import Final
 
@@ -12,11 +13,13 @@ from msgspec.structs import replace
 from topics_service.api.access.auth import Principal
 from topics_service.api.parts import PartsApi
 from topics_service.api.topics import TopicsApi
-from topics_service.engine.errors import partition_not_found
-from topics_service.engine.model import ListTopicsReply, ListTopicsRequest, PartitionState, TopicState
+from topics_service.engine.errors import TopicsError, partition_not_found
+from topics_service.engine.model import ListTopicsReply, ListTopicsRequest, PartitionState, TopicState, TopicSummary
 from topics_service.engine.parts import Extent
+from topics_service.engine.placement import shard_of
 from topics_shards.locating import Located
-from topics_shards.shards import at_once
+from topics_shards.process import ProcessApi
+from topics_shards.shards import LostCallError, at_once
 
 _PARTITIONS_A_PAGE: Final = 10_000
 """As in `Engine.list_topics`."""
@@ -35,7 +38,10 @@ async def topic_state(located: Located, name: str, partition: int, *, touch: boo
     count = state.identity.partition_count
     if not 0 <= partition < count:
         raise partition_not_found(name, partition, count)
-    await _complete(located, [state])
+    if len(state.partitions) < count > 1:
+        known = {each.partition for each in state.partitions}
+        about = count, known, state.identity.placement
+        _add(state, (await _elsewhere(located, {name: about})).get(name, ()))
     if partition:
         own = state.partitions[partition]
         state.partition, state.head_seq, state.earliest_seq = partition, own.head_seq, own.earliest_seq
@@ -46,11 +52,11 @@ async def topic_state(located: Located, name: str, partition: int, *, touch: boo
 async def topics_page(located: Located, request: ListTopicsRequest, principal: Principal) -> ListTopicsReply:
     """See TopicsApi.list_topics. The page is not of one moment over all shards."""
     found = _Found(located, request, principal)
-    states, has_more = await found.read()
+    lines, has_more = await found.read()
     if request.touch:
-        await found.touch(states)
-    await _complete(located, states)
-    return ListTopicsReply(topics=states, next_after=states[-1].topic if has_more else None)
+        await found.touch(lines)
+    await _complete(located, lines)
+    return ListTopicsReply(topics=lines, next_after=lines[-1].topic if has_more else None)
 
 
 class _Found:
@@ -62,37 +68,63 @@ class _Found:
         self._page = request
         each = min(request.page_size, math.ceil(request.page_size / located.shards.count * _MARGIN) + _MORE)
         self._request = replace(request, touch=False, page_size=each)
-        self._states: list[list[TopicState]] = [[] for _ in range(located.shards.count)]
+        self._lines: list[list[TopicSummary]] = [[] for _ in range(located.shards.count)]
         self._ends: dict[int, str] = dict.fromkeys(range(located.shards.count), request.after or "")
         """The last name that a shard has listed, for each that may have more."""
 
-    async def read(self) -> tuple[list[TopicState], bool]:
+    async def read(self) -> tuple[list[TopicSummary], bool]:
         """The topics of the page, and whether there may be more: asks the shards until they are known."""
-        behind: Sequence[int] = list(self._ends)
+        await self._read_first()
         while True:
-            await at_once(map(self._read, behind))
-            states = sorted(chain.from_iterable(self._states), key=_NAME)
+            lines = sorted(chain.from_iterable(self._lines), key=_NAME)
             upto = min(self._ends.values(), default=None)  # behind it a shard may have some that it did not tell of
-            known = len(states) if upto is None else bisect_right(states, upto, key=_NAME)
-            kept = _kept(self._page, states[:known])
+            known = len(lines) if upto is None else bisect_right(lines, upto, key=_NAME)
+            kept = _kept(self._page, lines[:known])
             if upto is None or len(kept) < known or known >= self._page.page_size:
                 return kept, upto is not None or len(kept) < known
-            behind = [shard for shard, end in self._ends.items() if end == upto]
+            await at_once([self._read(shard) for shard, end in self._ends.items() if end == upto])
 
-    async def touch(self, states: list[TopicState]) -> None:
+    async def touch(self, lines: list[TopicSummary]) -> None:
         """Touch the topics of the page, which have the state after that then."""
-        kept = {state.topic: number for number, state in enumerate(states)}
-        for shard, told in enumerate(self._states):
-            own = sum(state.topic in kept for state in told)
+        kept = {line.topic: number for number, line in enumerate(lines)}
+        for shard, told in enumerate(self._lines):
+            own = sum(line.topic in kept for line in told)
             if own:
                 page = await self._ask(shard, replace(self._request, touch=True, page_size=own))
-                for state in page.topics:
-                    if state.topic in kept:
-                        states[kept[state.topic]] = state
+                for line in page.topics:
+                    if line.topic in kept:
+                        lines[kept[line.topic]] = line
+
+    async def _read_first(self) -> None:
+        """Read the first topics of each shard, with one call to each other process that has several."""
+        own = self._shards.number_of(self._shards.process)
+        by_process = self._shards.by_process(self._ends)
+        here = by_process.pop(own, [])
+        await at_once([*starmap(self._read_at, by_process.items()), self._read_each(here)])
+
+    async def _read_at(self, process: int, shards: list[int]) -> None:
+        pages: Sequence[ListTopicsReply | None] = [None] * len(shards)
+        if len(shards) > 1:
+            method = ProcessApi.list_topics
+            with suppress(LostCallError, TopicsError):  # its shards are asked then, wherever they are now
+                begun = await self._shards.begin(process, method, shards, self._request, principal=self._principal)
+                pages = await begun
+        for shard, page in zip(shards, pages, strict=True):
+            if page is not None:
+                self._take(shard, page)
+        await at_once([self._read(shard) for shard, page in zip(shards, pages, strict=True) if page is None])
+
+    async def _read_each(self, shards: Iterable[int]) -> None:
+        """Read shards of this process."""
+        for shard in shards:
+            await self._read(shard)
 
     async def _read(self, shard: int) -> None:
-        page = await self._ask(shard, replace(self._request, after=self._ends[shard] or None))
-        self._states[shard] += page.topics
+        """Read the next topics of a shard."""
+        self._take(shard, await self._ask(shard, replace(self._request, after=self._ends[shard] or None)))
+
+    def _take(self, shard: int, page: ListTopicsReply) -> None:
+        self._lines[shard] += page.topics
         if page.next_after is None:
             del self._ends[shard]
         else:
@@ -102,37 +134,50 @@ class _Found:
         return await self._shards.call(shard, TopicsApi.list_topics, request, principal=self._principal)
 
 
-def _kept(request: ListTopicsRequest, states: list[TopicState]) -> list[TopicState]:
+def _kept(request: ListTopicsRequest, lines: list[TopicSummary]) -> list[TopicSummary]:
     """The first of these topics, as many as a page may have."""
-    kept = states[: request.page_size]
-    upto = accumulate(state.identity.partition_count for state in kept)
+    kept = lines[: request.page_size]
+    upto = accumulate(line.partition_count for line in kept)
     return kept[: max(1, sum(partitions <= _PARTITIONS_A_PAGE for partitions in upto))]
 
 
-async def _complete(located: Located, states: Sequence[TopicState]) -> None:
-    """Add the partitions in other shards to the states that home gave."""
-    wanted: dict[int, list[Place]] = {}
-    for state in states:
-        count = state.identity.partition_count
-        if len(state.partitions) < count > 1:
-            for partition in {*range(count)} - {each.partition for each in state.partitions}:
-                wanted.setdefault(located.shard(state.topic, partition), []).append((state.topic, partition))
-    if not wanted:
+async def _complete(located: Located, lines: Sequence[TopicSummary]) -> None:
+    """Add the partitions in other shards to the lines that home gave."""
+    wide = [line for line in lines if line.partitions]
+    if not wide:
         return
+    found = await _elsewhere(
+        located, {line.topic: (line.partition_count, line.partitions, line.placement) for line in wide}
+    )
+    for line in wide:
+        for _, extent in found.get(line.topic, ()):
+            if extent is not None:
+                line.count += extent.state.count
+                line.bytes += extent.state.bytes
+                line.effective_priority = max(line.effective_priority, extent.effective_priority)
+        line.partitions = ()
+
+
+async def _elsewhere(
+    located: Located, topics: Mapping[str, tuple[int, Collection[int], str]]
+) -> dict[str, list[tuple[int, Extent | None]]]:
+    """The unknown partitions of topics. Each topic has the number of all, those that are known, and its placement."""
+    wanted: dict[int, list[Place]] = {}
+    for name, (count, known, placement) in topics.items():
+        for partition in {*range(count)}.difference(known):
+            shard = shard_of(name, partition, located.shards.count, placement)
+            wanted.setdefault(shard, []).append((name, partition))
     extents = await at_once(located.shards.call(shard, PartsApi.extents, places) for shard, places in wanted.items())
     found: dict[str, list[tuple[int, Extent | None]]] = {}
     for places, own in zip(wanted.values(), extents, strict=True):
         for (name, partition), extent in zip(places, own, strict=True):
             found.setdefault(name, []).append((partition, extent))
-    for state in states:
-        _add(state, found.get(state.topic, ()))
+    return found
 
 
 def _add(state: TopicState, extents: Sequence[tuple[int, Extent | None]]) -> None:
     """Add partitions of other shards; one that its shard does not know yet is empty."""
     known = {each.partition: each for each in state.partitions}
-    if not extents:
-        return
     for partition, extent in extents:
         if extent is None:
             known[partition] = _empty(partition)

@@ -62,12 +62,14 @@ class RemoteShards(Shards):
         self._moved = asyncio.Event()
         self._awaited: Counter[Channel] = Counter()  # the calls that wait for a connection
         self._streams: set[_Stream] = set()
+        self._processes: dict[Channel, int] = {}  # the numbers of processes, by their channels
 
     def moved(self) -> None:
         """Note that shards are elsewhere now: calls that wait for theirs look again, and streams from where a shard is
         not any more are lost, also if its former owner does not know of that yet."""
         self._moved.set()
         self._moved = asyncio.Event()
+        self._processes = {}
         for channel in self._awaited:
             channel.wake()
         for stream in list(self._streams):
@@ -202,6 +204,15 @@ class RemoteShards(Shards):
         """See Shards."""
         local = self.local.get(shard)
         return self._connection(shard) is not None if local is None else local.is_open
+
+    def _process_of(self, shard: int) -> int:
+        """See Shards."""
+        channel = self.owners.get(shard)
+        if channel is None or self._connection(shard) is None:
+            return shard
+        if channel not in self._processes:
+            self._processes = {found: number for number, found in self.owners.items() if number >= self.count}
+        return self._processes.get(channel, shard)
 
     # ------------------------------------------------------------------ the way
 

@@ -131,6 +131,21 @@ class Shards(ABC):
         """Return whether a call on the shard, if it were made now, would be on its way before any later one."""
         return True
 
+    def by_process(self, shards: Iterable[int]) -> dict[int, list[int]]:
+        """Shards by the process that has them: by the number that a call on it as a whole names, which can be sent now.
+
+        A shard of which that is not known is alone under its own number.
+        """
+        found: dict[int, list[int]] = {}
+        own = self.number_of(self.process)
+        for shard in shards:
+            found.setdefault(own if shard in self.local else self._process_of(shard), []).append(shard)
+        return found
+
+    def _process_of(self, shard: int) -> int:
+        """The number of the process that has a shard which is not here, or that of the shard."""
+        return shard
+
     async def each(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Run a method on all shards at once; the results in the order of the shards. Raises the first error."""
         return await at_once(self.call(shard, method, *args, **kwargs) for shard in range(self.count))

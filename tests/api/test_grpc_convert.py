@@ -25,6 +25,7 @@ from topics_service.engine.model import (
     TagMatch,
     TopicConfig,
     TopicState,
+    TopicSummary,
 )
 
 IDENTITY = Identity(topic_id="top_1", slug="t", rrl="o/e/c/topics/t", epoch=3)
@@ -133,9 +134,17 @@ def test_list_topics_page_size(asked: int | None, given: int) -> None:
 
 
 def test_list_topics() -> None:
-    reply = ListTopicsReply(topics=[_state("a"), _state("b", config=FULL)], next_after="b")
-    response = convert.list_topics_response(reply)
-    assert [(t.topic, t.durable, t.type) for t in response.topics] == [("a", False, 1), ("b", True, 2)]
+    lines = [
+        TopicSummary("a", "top_a", "log", False, 7, 3, 5, 50, 0),
+        TopicSummary("b", "top_b", "queue", True, 2, 1, 2, 20, 500, partition_count=3),
+    ]
+    response = convert.list_topics_response(ListTopicsReply(topics=lines, next_after="b"))
+    a = {"topic": "a", "topic_id": "top_a", "type": 1, "head_seq": 7, "earliest_seq": 3, "count": 5, "bytes": 50}
+    b = {"topic": "b", "topic_id": "top_b", "type": 2, "head_seq": 2, "earliest_seq": 1, "count": 2, "bytes": 20}
+    assert [*response.topics] == [
+        topic_pb2.TopicSummary(**a, partition_count=1),
+        topic_pb2.TopicSummary(**b, durable=True, effective_priority=500, partition_count=3),
+    ]
     assert convert.list_topics_request(pb.ListTopicsRequest(cursor=response.next_cursor)).after == "b"
     assert convert.list_topics_response(ListTopicsReply(topics=[], next_after=None)).next_cursor == ""
 

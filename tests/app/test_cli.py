@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.http import Api
+from support.ports import free_port
 from support.server import TOPICS, ServerProcess
 from topics_server.setting_kinds import shown_default
 from topics_server.settings import Settings
@@ -117,8 +118,7 @@ def test_import_of_what_is_not_json_lines_fails(server: ServerProcess, content: 
 def test_import_without_a_file_or_a_server_fails(server: ServerProcess, tmp_path: Path) -> None:
     missing = _topics("import", tmp_path / "no", "--topic", "t", "--server", server.grpc_target, code=1)
     assert "No such file" in missing
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     assert "unavailable" in _topics("import", "-", "--topic", "t", "--server", f"127.0.0.1:{port}", code=3, stdin=b"1")
 
 
@@ -132,8 +132,7 @@ def test_import_shows_its_key(tmp_path: Path) -> None:
 
 def test_wait_ready(server: ServerProcess) -> None:
     assert _topics("wait-ready", "--url", server.base) == ""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     text = _topics("wait-ready", "--url", f"http://127.0.0.1:{port}", "--timeout", 0.3, code=3)
     assert "not ready after 0.3 s" in text
 

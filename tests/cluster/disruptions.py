@@ -5,29 +5,36 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from sdk.cli.runner import Cli
 
 from support.cluster import Cluster, Node
+from support.network import Network
 from support.waiting import poll
 
 READY: Final = 120.0
 """Seconds until each shard has a follower."""
+CUT_SECONDS: Final = (1.0, 8.0)
+"""Seconds for which a cut lasts: shorter than a lease, or much longer."""
 
 
 class Disruptions:
-    """Each ends with all nodes running."""
+    """Each ends with all nodes running and nothing cut."""
 
-    def __init__(self, cluster: Cluster, rng: random.Random) -> None:
+    def __init__(self, cluster: Cluster, rng: random.Random, network: Network) -> None:
+        """The nodes, the store and etcd are hosts of `network`."""
         self._cluster = cluster
         self._rng = rng
+        self._network = network
         self.kinds: dict[str, Callable[[], float]] = {
             "kill": self.kill,
             "sleep": self.sleep,
             "restart": self.restart,
             "drain": self.drain,
             "move": self.move,
+            **{f"cut from {what}": partial(self.cut, what) for what in ("etcd", "store", "a node", "nodes", "all")},
         }
         """By name; each returns the moment, by the monotonic clock, at which it began."""
 
@@ -84,6 +91,27 @@ class Disruptions:
         target = self._rng.choice([node for node in self._cluster.nodes if node.name != owner])
         began = time.monotonic()
         Cli(target.grpc_target)("cluster", "move", "--shard", shard, target.name)
+        return began
+
+    def cut(self, what: str) -> float:
+        """Cut a node off for a while, from the store, etcd, one or all of the other nodes, or all of these and clients.
+
+        In every third case packets vanish in one direction only.
+        """
+        node = self._rng.choice(self._cluster.nodes)
+        others = [each.name for each in self._cluster.nodes if each is not node]
+        ends = {"a node": [self._rng.choice(others)], "nodes": others, "all": ["store", "etcd", "clients", *others]}
+        way = self._rng.choice(["both", "both", "both", "both", "to it", "from it"])
+        began = time.monotonic()
+        try:
+            for end in ends.get(what, [what]):
+                if way != "from it":
+                    self._network.cut_from(node.name, end)
+                if way != "to it":
+                    self._network.cut_from(end, node.name)
+            time.sleep(self._rng.uniform(*CUT_SECONDS))
+        finally:
+            self._network.heal()
         return began
 
     def _victim(self) -> Node:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import obstore
 import pytest
+from cluster.load import ShardsLoad
 
 from support.cluster import Cluster, Node
 from support.etcd import Etcd
 from support.s3 import S3
 from support.server import StartFailedError
+from support.waiting import poll
 from topics_client import TopicsClient
 from topics_cluster import coordinator, formats, objects
 from topics_cluster.coordinator import Addresses
@@ -20,6 +22,7 @@ from topics_cluster.memory import MemoryBucket
 from topics_cluster.objects import HEADER_BYTES
 
 TWO = range(1, 3)
+SHARDS = 8
 _VERSION_AT = 8  # behind the magic
 
 
@@ -76,14 +79,20 @@ async def test_a_release_that_does_not_write_the_final_version_is_refused(
             await refused
 
 
-def test_a_rolling_upgrade_the_way_back_and_the_end_of_it(s3: S3, etcd: Etcd, tmp_path: Path) -> None:
-    """A release that reads version 2 writes version 1 until all nodes are of it and the operator says so."""
-    later = tmp_path / "topics-of-a-later-release"
+def later_release(folder: Path) -> Path:
+    """The command of a release that reads versions 1 and 2."""
+    later = folder / "topics-of-a-later-release"
     later.write_text(
         f"#!{sys.executable}\nimport sys\nfrom topics_cli import main\nfrom topics_cluster import objects\n"
         "objects.READABLE = range(1, 3)\nsys.exit(main())\n"
     )
     later.chmod(0o755)
+    return later
+
+
+def test_a_rolling_upgrade_the_way_back_and_the_end_of_it(s3: S3, etcd: Etcd, tmp_path: Path) -> None:
+    """A release that reads version 2 writes version 1 until all nodes are of it and the operator says so."""
+    later = later_release(tmp_path)
     store = s3.bucket()
     cluster = Cluster(tmp_path, etcd.address, store, s3.environment, nodes=2)
     former = cluster["a"]._program
@@ -153,3 +162,46 @@ def test_a_rolling_upgrade_the_way_back_and_the_end_of_it(s3: S3, etcd: Etcd, tm
 
 def at(cluster: Cluster) -> tuple[str, str]:
     return "--server", cluster.owner().grpc_target
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_nodes_of_two_releases_share_eight_shards(s3: S3, etcd: Etcd, tmp_path: Path) -> None:
+    """Under load, node by node: shards of each release are written and read through nodes of the other."""
+    later, store = later_release(tmp_path), s3.bucket()
+    with Cluster(tmp_path, etcd.address, store, s3.environment, shards=SHARDS) as cluster:
+        former = cluster["a"]._program
+        cluster.wait_until_spread()
+        load = ShardsLoad(cluster)
+
+        def versions() -> set[int]:
+            """Those of the newest object with data of each log."""
+            found, newest = s3.store(f"{store}/{cluster.name}"), set[int]()
+            for shard in range(SHARDS):
+                names = sorted(entry["path"] for page in obstore.list(found, f"s{shard}/log/") for entry in page)
+                contents = (bytes(obstore.get(found, name).bytes()) for name in reversed(names))
+                newest.add(next(content[_VERSION_AT] for content in contents if len(content) > HEADER_BYTES))
+            return newest
+
+        def change(node: Node, program: Path) -> None:
+            cluster.wait_for_followers(1)
+            assert node.stop() == 0
+            load.wait_for_acks()
+            node.use(program)
+            node.start()
+            poll(lambda: cluster.owned(node), 60, cluster.logs)
+            load.wait_for_acks()
+            load.compare()
+
+        with load.running():
+            load.wait_for_acks()
+            for node, program in (("b", later), ("b", former), ("b", later), ("a", later)):
+                change(cluster[node], program)
+            assert "can't be read by c (" in cluster.command("finalize", check=False, program=later).stderr
+            assert versions() == {1}, "a node of the former release has to read them"
+            change(cluster["c"], later)
+            cluster.command("finalize", program=later)
+            for each in cluster.nodes:
+                change(each, later)
+            load.wait_for_acks()
+            assert versions() == {2}

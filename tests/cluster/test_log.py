@@ -124,6 +124,21 @@ def test_several_writers_of_small_writes_share_objects_that_linger(writers: int,
     assert rate(writers, put=put, linger=0) > 42
 
 
+def test_an_epoch_that_ends_does_not_linger() -> None:
+    writer = appender(linger=10.0)
+    writer._are_several, writer._sharing = True, 1.0
+    writer.add(1, [b"x"], 1)
+    put = writer.begin(0)
+    assert put is not None
+    writer.created(put.number, 0.1)
+    writer.add(2, [b"x"], 1)
+    assert writer.begin(0.2) is None
+    writer.hurries = True
+    assert writer.begin(0.2) is not None
+    writer.add(3, [b"x"], 1)
+    assert writer.begin(0.2) is not None, "it does not wait for the one under way either"
+
+
 def test_large_writes_do_not_linger() -> None:
     assert rate(4, nbytes=SMALL_BYTES) == rate(4, nbytes=SMALL_BYTES, linger=0)
 

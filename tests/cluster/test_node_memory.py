@@ -31,6 +31,7 @@ from topics_cluster.store import ShardStore
 from topics_cluster.takeover import new_nonce
 from topics_cluster.trust import Secret, Signer
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
+from topics_server import collector
 from topics_server.errors import StartError
 from topics_server.node.directory import Directory
 from topics_server.node.links import read_secrets
@@ -63,7 +64,7 @@ async def texts(http: httpx.AsyncClient) -> list[str]:
 
 async def test_the_first_node_owns_the_shard_and_the_second_passes_on(world: World) -> None:
     async with world.node("a") as a, client(a) as at_a:
-        assert a.statistics.shards[0].role == "owning"
+        await until(lambda: a.statistics.shards[0].role == "owning")
         await append(at_a, "one")
         async with world.node("b") as b, client(b) as at_b:
             assert b.statistics.shards[0].role == "following"
@@ -243,8 +244,9 @@ async def test_a_fence_in_a_deleted_stretch_does_not_keep_a_node_from_taking_ove
             assert a.statistics.shards[0].epoch == 2
 
 
-async def test_the_engine_of_a_former_owner_is_freed_at_once(world: World) -> None:
+async def test_the_engine_of_a_former_owner_is_freed_soon(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its topics may have hundreds of megabytes, and the collector of a server seldom looks at what is old."""
+    monkeypatch.setattr(collector, "QUIET_SECONDS", 0.2)
     async with world.node("a") as a, world.node("b") as b, client(a) as at_a:
         await append(at_a, "one")
         await until(lambda: a.statistics.shards[0].followers == 1)

@@ -25,6 +25,7 @@ def view(
     *,
     wanted: Mapping[int, str] | None = None,
     drained: Iterable[str] = (),
+    zones: Mapping[int, str] | None = None,
 ) -> View:
     claims = {
         shard: Owner(node=name, addresses=ADDRESSES, epoch=1)
@@ -32,7 +33,9 @@ def view(
         if name is not None
     }
     by_name = {each.name: each for each in nodes}
-    return View(revision=1, nodes=by_name, owners=claims, wanted=wanted or {}, drained=frozenset(drained))
+    return View(
+        revision=1, nodes=by_name, owners=claims, wanted=wanted or {}, drained=frozenset(drained), zones=zones or {}
+    )
 
 
 def owned(layout: Layout) -> dict[int, str | None]:
@@ -181,6 +184,19 @@ def test_no_shard_moves_while_another_one_is_between_two_owners() -> None:
     assert next_move(2, now, lay_out(2, now, 1), is_settled=True) is None
 
 
+def test_a_move_waits_while_one_of_its_nodes_loads_a_replica() -> None:
+    everything = range(3)
+    for nodes, expected in (
+        ([node("a", warm=everything), node("b", warm=everything)], Move(0, "b")),
+        ([node("a", warm=everything), node("b", warm=[0, 1])], None),
+        ([node("a", warm=[0, 1]), node("b", warm=everything)], None),
+    ):
+        now = view(nodes, dict.fromkeys(everything, "a"), wanted={0: "b"})
+        layout = lay_out(3, now, 1)
+        assert next_move(3, now, layout, is_settled=False) == expected
+        assert next_move(3, now, layout, is_settled=True) == Move(0, "b"), "it does not wait for ever"
+
+
 def test_drained_nodes_get_nothing_unless_all_are() -> None:
     nodes = [node("a"), node("b")]
     assert [each.name for each in eligible(view(nodes, drained=["b", "gone"]))] == ["a"]
@@ -189,3 +205,45 @@ def test_drained_nodes_get_nothing_unless_all_are() -> None:
     found = lay_out(3, view(nodes, dict.fromkeys(range(3), "b"), drained=["b"]), 1)
     assert found.owners == ["a"] * 3
     assert found.followers == [[]] * 3
+
+
+@given(SHARDS, st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 4)), min_size=1, max_size=7), st.data())
+def test_shards_that_prefer_a_zone_are_owned_there_and_all_others_make_up_for_it(
+    shards: int, made: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    nodes = [node(f"node-{index}", capacity, zone=zone) for index, (zone, capacity) in enumerate(made)]
+    zone_of = {each.name: each.zone for each in nodes}
+    preferred = data.draw(st.dictionaries(st.integers(0, shards), st.sampled_from("xyzw")))  # w has no node
+    names = st.sampled_from([*zone_of, "dead", None])
+    before = {shard: data.draw(names) for shard in range(shards)}
+    found = lay_out(shards, view(nodes, before, zones=preferred), 1)
+    pinned = {s: zone for s, zone in preferred.items() if zone in zone_of.values() and s < shards}
+    for shard, zone in pinned.items():
+        assert zone_of[found.owners[shard] or ""] == zone
+    for zone in set(pinned.values()):
+        there = [each for each in nodes if each.zone == zone]
+        held = [shard for shard, each in pinned.items() if each == zone]
+        loads = Counter(found.owners[shard] for shard in held)
+        for name, share in shares(len(held), there).items():
+            assert math.floor(share + 1e-9) <= loads[name] <= math.ceil(share - 1e-9)
+    if not pinned:
+        assert is_even(shards, nodes, found), "zones without a node change nothing"
+    fair = {name: math.ceil(share - 1e-9) for name, share in shares(shards, nodes).items()}
+    bound = Counter(found.owners[shard] for shard in pinned)
+    loads = Counter(found.owners)
+    assert all(loads[name] <= max(fair[name], bound[name]) for name in zone_of), "a full node gets no free shard"
+    assert owned(lay_out(shards, view(nodes, owned(found), zones=preferred), 1)) == owned(found), "and there it stays"
+
+
+def test_a_shard_leaves_its_zone_with_the_last_node_and_comes_back() -> None:
+    there, other = node("a", zone="x", warm=range(2)), node("b", zone="y", warm=range(2))
+    zones = {0: "x", 1: "y"}
+    first = lay_out(2, view([there, other], zones=zones), 1)
+    assert first.owners == ["a", "b"]
+    assert first.followers == [["b"], ["a"]]
+    for gone in (view([other], zones=zones), view([there, other], drained=["a"], zones=zones)):
+        assert lay_out(2, gone, 1).owners == ["b", "b"], "drained is as gone"
+    back = view([there, other], {0: "b", 1: "b"}, zones=zones)
+    assert next_move(2, back, lay_out(2, back, 1), is_settled=True) == Move(0, "a")
+    cold = view([node("a", zone="x"), other], {0: "b", 1: "b"}, zones=zones)
+    assert next_move(2, cold, lay_out(2, cold, 1), is_settled=True) is None, "it has to catch up first"

@@ -14,16 +14,18 @@ from support.http import Api, ok
 from support.local_s3 import Fault, LocalS3
 from support.s3 import S3
 from support.waiting import poll
+from topics_service.engine.placement import home_of
 
 TOPIC, LARGE, VOLATILE = "kept", "large", "volatile"
+SHARDS = 8
 IN_THE_STORE, ON_THE_DISK = 50, 400
 SIZES = (10, 9000, 100)
 """Of the records: some blocks are kept apart from their rows."""
 
 
 @contextmanager
-def cluster_on(folder: Path, etcd: Etcd, store: LocalS3, nodes: int = 1) -> Iterator[Cluster]:
-    with Cluster(folder, etcd.address, "s3://bucket/t", store.environment, nodes=nodes) as cluster:
+def cluster_on(folder: Path, etcd: Etcd, store: LocalS3, nodes: int = 1, shards: int = 1) -> Iterator[Cluster]:
+    with Cluster(folder, etcd.address, "s3://bucket/t", store.environment, nodes=nodes, shards=shards) as cluster:
         yield cluster
 
 
@@ -111,6 +113,35 @@ def test_a_killed_owner_that_starts_again_has_all_that_it_acknowledged(tmp_path:
         owner.start()
         with Api(cluster.owner().base) as api:
             assert len(api.read_all(TOPIC)) == len(numbers) + 1
+
+
+def test_a_killed_node_has_what_was_acknowledged_in_every_shard(tmp_path: Path, etcd: Etcd) -> None:
+    """Each of its eight logs is continued, with what only this node has."""
+    topics = {home_of(name, SHARDS): name for name in (f"topic-{n}" for n in range(100))}
+    with LocalS3() as store, cluster_on(tmp_path, etcd, store, shards=SHARDS) as cluster:
+        node = cluster.nodes[0]
+        poll(lambda: len(cluster.owned(node)) == SHARDS, 30, cluster.logs)
+        epochs = {shard: claim["epoch"] for shard in topics if (claim := cluster.claimed(shard))}
+        with Api(node.base) as api:
+            for name in topics.values():
+                ok(api.put(name, durability="disk"), 201)
+                api.append(name, *range(IN_THE_STORE))
+            store.fault = no_puts
+            for name in topics.values():
+                for number in range(IN_THE_STORE, ON_THE_DISK, 50):
+                    api.append(name, *range(number, min(number + 50, ON_THE_DISK)))
+        node.kill()
+        store.fault = lambda method, key: None
+        node.start()
+        poll(lambda: len(cluster.owned(node)) == SHARDS, 30, cluster.logs)
+        with Api(node.base) as api:
+            for shard, name in topics.items():
+                found = api.read_all(name)
+                assert [record["data"] for record in found] == list(range(ON_THE_DISK)), name
+                assert [record["$seq"] for record in found] == list(range(1, ON_THE_DISK + 1)), "there is a gap"
+                assert api.append(name, "next")["last_seq"] == ON_THE_DISK + 1
+                assert (cluster.claimed(shard) or {})["epoch"] > epochs[shard]
+        assert node.log.count("batches that only this node had") == SHARDS
 
 
 def test_a_store_that_hangs_while_it_is_killed_and_starts_again(tmp_path: Path, etcd: Etcd) -> None:

@@ -143,7 +143,20 @@ def test_nodes_go_on_with_all_shards_and_their_moments_are_restored(store: Local
             assert client.append(NAMES[0], "in the cluster").last_seq == 4
             assert client.append(NAMES[0], "a mistake").last_seq == 5
         told = Cli(cluster["a"].grpc_target)("backup", "create", "--to", tmp_path / "backups", code=1).err
-        assert "of a cluster with shards, `topics cluster restore` does" in told
+        assert "`topics cluster backup` backs up a cluster with shards" in told
+        into = ("--to", tmp_path / "backups", "--scratch", tmp_path, "--json")
+        first = CLI("cluster", "backup", *into, env=env).row
+        with TopicsClient(cluster["b"].grpc_target) as client:
+            assert client.append(NAMES[1], "after the backup").last_seq == 4
+            poll(lambda: CLI("cluster", "moments", "--json", env=env).rows[1]["bytes"] > 0, 60)
+        second = CLI("cluster", "backup", *into, env=env).row
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("topics-backup-")]
+    assert (first["topics"], first["records"], second["records"]) == (4, 14, 15)
+    assert second["new_bytes"] < second["bytes"], "what the first has is not copied again"
+    CLI("backup", "restore", second["id"], "--from", tmp_path / "backups", "--to", tmp_path / "second")
+    found = content(tmp_path / "second", tmp_path / "of-second")
+    assert found[NAMES[0]][3:] == ["in the cluster", "a mistake"]
+    assert found[NAMES[1]][3:] == ["after the backup"]
     rows = CLI("cluster", "moments", "--json", env=env).rows
     assert [row["shard"] for row in rows] == [*range(SHARDS), None]
     assert max(row["from_ms"] for row in rows[:-1]) == rows[-1]["from_ms"]

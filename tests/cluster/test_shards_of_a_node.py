@@ -97,15 +97,21 @@ def api(node: NodeServer, shard: int) -> Any:
     return term.core.api
 
 
+async def until_served(node: NodeServer, shard: int) -> None:
+    """Return once the node serves the shard: etcd knows of an owner a moment before."""
+    await until(lambda: shards_of(node)[shard].place.term is not None)
+
+
 async def append(node: NodeServer, shard: int, text: str) -> int:
     """Append one record to the topic of a shard; return its seq."""
-    await until(lambda: shards_of(node)[shard].place.term is not None)  # etcd knows of an owner a moment before
+    await until_served(node, shard)
     config = ConfigInput(durability="fsync")
     request = AppendRequest(topic=topic_of(shard), batch=Batch([text.encode()]), config=config)
     return int((await api(node, shard).append(request, principal=UNRESTRICTED)).last_seq)
 
 
 async def texts(node: NodeServer, shard: int) -> list[str]:
+    await until_served(node, shard)
     found = await api(node, shard).diff(DiffRequest(topic=topic_of(shard)))
     return [bytes(part.block.record_data(i)).decode() for part in found.slices for i in range(part.start, part.stop)]
 
@@ -131,7 +137,7 @@ async def test_the_first_node_owns_every_shard_each_with_a_directory_and_a_log(w
             assert f'topics_cluster_takeovers_total{{shard="{shard}"}} 1.0' in metrics
         assert (await at_a.get("/v0/ready")).status_code == 200
     async with world.node("a") as a:
-        await until(lambda: len(owners(world)) == SHARDS)
+        await until(lambda: len(owners(world)) == SHARDS and all(each.place.term for each in shards_of(a)))
         assert [await texts(a, shard) for shard in range(SHARDS)] == [["of 0"], ["of 1"], ["of 2"]]
 
 
@@ -224,7 +230,8 @@ async def test_a_drained_node_owns_nothing_until_that_is_taken_back(world: World
         drain = a._running._admin.drain  # type: ignore[union-attr]
         owned = sum(name == "b" for name in owners(world).values())
         assert await drain("b", is_drained=True) == owned
-        await until(lambda: owners(world) == dict.fromkeys(range(SHARDS), "a"))
+        views = a._running._views  # type: ignore[union-attr]
+        await until(lambda: {owner.node for owner in views.view.owners.values()} == {"a"})
         assert await drain("b", is_drained=True) == 0
         with pytest.raises(TopicsError, match="no other node can take the shards of a"):
             await drain("a", is_drained=True)
@@ -241,6 +248,25 @@ async def test_a_drained_node_owns_nothing_until_that_is_taken_back(world: World
         with pytest.raises(TopicsError, match="no node with the name 'x' lives, or is drained"):
             await drain("x", is_drained=False)
         assert world.entries.most == 1  # type: ignore[attr-defined]
+
+
+async def test_no_shard_leaves_its_owner_while_the_coordinator_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody could claim it: a move that falls due waits."""
+    monkeypatch.setattr(shards_module, "SETTLED_SECONDS", 60)
+    async with world.node("a") as a, world.node("b"):
+        views = shards_of(a)._parts.views
+        await until(lambda: "b" in views.view.nodes and len(views.view.nodes["b"].warm) == SHARDS)
+        for coordinator in world.coordinators.values():
+            coordinator.reachable = False
+        monkeypatch.setattr(shards_module, "SETTLED_SECONDS", 0)
+        await until(lambda: "can't name the next owner of shard" in caplog.text)
+        assert {each.statistics.role for each in shards_of(a)} == {"owning"}
+        assert all(each.statistics.handovers == 0 for each in shards_of(a))
+        for coordinator in world.coordinators.values():
+            coordinator.reachable = True
+        await until(lambda: is_even(world))
 
 
 async def test_an_operator_moves_a_shard(world: World) -> None:
@@ -281,6 +307,34 @@ async def test_moves_that_operators_ask_for_at_once_happen_one_by_one(world: Wor
         await asyncio.gather(*(move(shard, other[name]) for shard, name in there.items()))
         watching.cancel()
         assert at_once == 1
+
+
+async def test_shards_prefer_a_zone(world: World) -> None:
+    async with world.node("a", cluster_zone="x") as a, admin(a) as stub:
+        async with world.node("b", cluster_zone="y"):
+            await until(lambda: is_even(world) and all(len(held) == SHARDS for held in warm(world).values()))
+            reply = await stub.SetShardZone(pb.SetShardZoneRequest(shards=range(SHARDS), zone="y"))
+            assert reply.elsewhere == sum(name == "a" for name in owners(world).values())
+            await until(lambda: owners(world) == dict.fromkeys(range(SHARDS), "b"))
+            assert world.entries.most == 1  # type: ignore[attr-defined]
+            found = await stub.GetCluster(pb.GetClusterRequest())
+            assert [each.zone for each in found.shards] == ["y"] * SHARDS
+            assert (await stub.SetShardZone(pb.SetShardZoneRequest(shards=[2], zone="y"))).elsewhere == 0
+            for wrong, told in (
+                (pb.SetShardZoneRequest(shards=[SHARDS], zone="y"), "there is no shard 3"),
+                (pb.SetShardZoneRequest(zone="y"), "shards must name 1 to 3 shards"),
+                (pb.SetShardZoneRequest(shards=[0, 0, 0, 0], zone="y"), "shards must name 1 to 3 shards"),
+                (pb.SetShardZoneRequest(shards=[0], zone="y,x"), "a zone is named by"),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError, match=told):
+                    await stub.SetShardZone(wrong)
+            assert world.entries.zones == dict.fromkeys(range(SHARDS), "y")
+        await until(lambda: owners(world) == dict.fromkeys(range(SHARDS), "a"))
+        async with world.node("b", cluster_zone="y"):
+            await until(lambda: owners(world) == dict.fromkeys(range(SHARDS), "b"))
+            await stub.SetShardZone(pb.SetShardZoneRequest(shards=range(SHARDS)))
+            await until(lambda: is_even(world))
+            assert not world.entries.zones
 
 
 async def test_nodes_of_twice_the_capacity_have_twice_the_shards(world: World) -> None:

@@ -75,6 +75,17 @@ def test_shards_are_placed_moved_and_taken_over(cluster: Cluster, capsys: pytest
     assert {row["node"] for row in cli("cluster", "status", "--json").rows if row.get("drained")} == {"b"}
     assert "b" not in cluster.owners().values()
     assert cli("cluster", "undrain", "b").out == "b may own shards\n"
+
+    told = cli("cluster", "zone", 3, 1, "--zone", "far")
+    assert told.out == "shards 1, 3 prefer zone far\n"
+    assert "no node lives in zone far: the shards stay elsewhere until there is one" in told.err
+    assert {number for number, row in status(cluster, a)[1].items() if row["zone"] == "far"} == {1, 3}
+    assert "shard 3 prefers zone far, in which no node lives" in cli("cluster", "status").err
+    cleared = cli("cluster", "zone", 1, 3, "--none", "--json").row
+    assert cleared == {"shards": [1, 3], "zone": None, "elsewhere": 0}
+    assert all(row["zone"] is None for row in status(cluster, a)[1].values())
+    assert "there is no shard 8" in cli("cluster", "zone", 8, "--none", code=1).err
+    cli("cluster", "zone", 1, code=2)
     wait_until_settled(cluster)
 
     victim = cluster[max(Counter(cluster.owners().values()).items(), key=lambda each: each[1])[0]]

@@ -2,25 +2,14 @@
 
 import os
 import signal
-import socket
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from support.guide import ROOT, Page
+from support.ports import free_ports
 from support.server import ServerProcess
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 @pytest.mark.parametrize(

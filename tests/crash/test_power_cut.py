@@ -336,7 +336,8 @@ class History:
 def _topics(engine: Engine):  # the page's own type
     from topics_service.engine.model import ListTopicsRequest
 
-    return engine.list_topics(ListTopicsRequest(page_size=1000)).topics
+    page = engine.list_topics(ListTopicsRequest(page_size=1000))
+    return [engine.get_topic(line.topic, touch=False) for line in page.topics]
 
 
 @pytest.mark.parametrize("seed", range(3))

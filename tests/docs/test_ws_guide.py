@@ -15,8 +15,7 @@ async def test_it_follows_over_a_restart(tmp_path: Path) -> None:
     (block,) = re.findall(r"```python\n(# follow\.py.*?)```", PAGE.read_text(), re.DOTALL)
     page: dict[str, Any] = {}
     exec(compile(block, "follow.py", "exec"), page)
-    with ServerProcess(tmp_path) as server:
-        env = {"TOPICS_PORT": str(server.http_port)}  # the same one after the restart
+    with ServerProcess(tmp_path, same_ports=True) as server:
         frames: list[dict[str, Any]] = []
         cursors: dict[str, int] = {}
 
@@ -33,7 +32,6 @@ async def test_it_follows_over_a_restart(tmp_path: Path) -> None:
             await _until(lambda: sorted(datas()) == [1, 2] and list(cursors.values()) == [1, 1])
         assert await asyncio.to_thread(server.stop) == 0
         await _until(lambda: frames[-1].get("code") == "server_shutting_down")
-        server._env |= env
         await asyncio.to_thread(server.start)
         with Api(server.base) as api:
             api.append(a, 3)

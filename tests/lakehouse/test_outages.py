@@ -178,8 +178,7 @@ def _opens(number: str, suffix: str) -> bool:
 
 
 def test_the_server_restarts(tmp_path: Path) -> None:
-    with Server(tmp_path / "server") as server:
-        port = server.grpc_target.rpartition(":")[2]
+    with Server(tmp_path / "server", same_ports=True) as server:
         with server.connect() as connection:
             put_topic(connection, "steady")
             fill(connection, "steady", 1000)
@@ -191,7 +190,6 @@ def test_the_server_restarts(tmp_path: Path) -> None:
             status = _status(pipeline, "steady")
             assert status is not None
             assert status.reason.startswith("server: ")
-            server._env["TOPICS_GRPC_PORT"] = port
             server.start()
             with server.connect() as connection:
                 fill(connection, "steady", 1000)

@@ -67,6 +67,7 @@ NEEDS = {
     "AdminService.GetCluster": {"read"},
     "AdminService.MoveShard": {"admin"},
     "AdminService.DrainNode": {"admin"},
+    "AdminService.SetShardZone": {"admin"},
     "AdminService.GetHealth": None,  # no key at all
     "AdminService.GetReady": None,
 }

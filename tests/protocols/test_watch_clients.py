@@ -7,7 +7,6 @@ They follow a topic over a restart of the server. What is not installed is skipp
 import json
 import re
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from support.browser import CHROMIUM, SECONDS, Lines, open_page
 from support.http import Api
+from support.ports import free_port
 from support.server import ServerProcess
 from support.waiting import poll
 
@@ -37,9 +37,7 @@ def follow_code() -> str:
 @pytest.fixture
 def restartable(start: Callable[..., ServerProcess]) -> ServerProcess:
     """A server that comes back on the same port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     return start(TOPICS_PORT=port)
 
 

@@ -99,7 +99,10 @@ def test_an_absent_server_is_named_and_only_repeatable_calls_are_repeated() -> N
 
 
 def test_a_call_is_made_again_once_the_server_is_back(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path) as server, Connection(Address.parse(server.grpc_target)) as connection:
+    with (
+        ServerProcess(tmp_path, same_ports=True) as server,
+        Connection(Address.parse(server.grpc_target)) as connection,
+    ):
         connection.unary(connection.topics.Append, _append("t", b"1"), repeatable=False)
         server.kill()
         with pytest.raises(UnavailableError):

@@ -17,6 +17,7 @@ import grpc
 import pytest
 
 from support.missing import without
+from support.ports import free_port
 from topics_cli import main
 from topics_client import AsyncTopicsClient, ConnectError, TopicsClient, UnavailableError
 from topics_client.address import Address
@@ -112,8 +113,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]
         (listener, hangs_up), (proxy, away) = _hangs_up(), _hangs_up(good)
         ends.callback(listener.close)
         ends.callback(proxy.close)
-        with socket.create_server(("127.0.0.1", 0)) as closed:
-            free = closed.getsockname()[1]
+        free = free_port()
         secure, asking = served(good), served(good, asks=True)
         ca = f"?ca={authority.ca}"
         yield {

@@ -20,7 +20,7 @@ READS = set(
 )
 IDEMPOTENT = set(
     """PutTopic DeleteTopic PutRouter DeleteRouter CommitPositions ResetPositions DeletePositions DeleteGroup
-    ReleaseCheckpoint MoveShard DrainNode StopWork""".split()  # noqa: SIM905
+    ReleaseCheckpoint MoveShard DrainNode SetShardZone StopWork""".split()  # noqa: SIM905
 )
 ONCE = set(
     """Append AppendStream DeleteRecords Claim Ack Nack Extend Work Redrive CreateWatch OpenWatch

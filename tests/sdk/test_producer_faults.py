@@ -25,7 +25,7 @@ _QUICK = Retry(seconds=60, first_pause=0.02, longest_pause=0.2)
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path / "first") as process:
+    with ServerProcess(tmp_path / "first", same_ports=True) as process:
         yield process
 
 

@@ -31,7 +31,7 @@ class House:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._starts = 0
-        self.server = ServerProcess(directory / "0", data_dir=directory / "data").start()
+        self.server = ServerProcess(directory / "0", data_dir=directory / "data", same_ports=True).start()
         self.target = self.server.grpc_target
 
     def restart(self) -> None:

@@ -50,6 +50,7 @@ def test_what_is_about_every_topic_takes_a_key_of_every_topic() -> None:
         "ReleaseCheckpoint",
         "MoveShard",
         "DrainNode",
+        "SetShardZone",
     }
 
 

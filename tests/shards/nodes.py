@@ -10,6 +10,7 @@ from typing import Any
 from shards.lives import Life
 
 from topics_service.api.access.auth import UNRESTRICTED
+from topics_service.api.access.users import Users
 from topics_service.api.metrics.collector import Metrics
 from topics_service.api.observers import NO_OBSERVERS
 from topics_service.api.scheduling.commit import CommitStatistics, GroupCommit
@@ -20,12 +21,16 @@ from topics_service.engine.model import AppendReply, AppendRequest, Batch, Confi
 from topics_service.storage.memory import MemoryStore
 from topics_shards.catalog import ShardedCatalog
 from topics_shards.locating import Located
-from topics_shards.process import ProcessObjects
+from topics_shards.process import ProcessApi, ProcessObjects
 from topics_shards.remote import RemoteShards, remote_methods
 from topics_shards.shards import Shard
 from topics_shards.topics import ShardedTopics
 from topics_shards.wire.client import Channel
 from topics_shards.wire.server import ShardServer, unix
+
+
+def _no_report(_allowed: object) -> Any:
+    raise AssertionError("no test asks for metrics over nodes here")
 
 
 class NodeShards(RemoteShards):
@@ -81,7 +86,7 @@ class Node:
         self.api = ShardedTopics(self.located, limits, self.metrics, NO_OBSERVERS, _Health())
         self.catalog = ShardedCatalog(self.shards)
         self.objects = ProcessObjects()
-        self.objects.add(self.api.watches)
+        self.objects.add(self.api.watches, ProcessApi(self.local, _no_report, Users()))
         self.served[self.shards.number_of(number)] = self.objects
 
     def add(self, life: Life) -> None:

@@ -1,6 +1,5 @@
 """A batch read while the server dies and comes back, and what a long range takes in memory; without a JVM."""
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,10 +22,7 @@ def data(i: int) -> bytes:
 @pytest.fixture
 def fixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that has the same port after a restart."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with Server(tmp_path_factory.mktemp("fixed"), env={"TOPICS_GRPC_PORT": port}) as server:
+    with Server(tmp_path_factory.mktemp("fixed"), same_ports=True) as server:
         yield server
 
 

@@ -1,6 +1,5 @@
 """The batch read in Spark itself."""
 
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -185,9 +184,6 @@ def test_the_key_is_in_no_plan(spark: "SparkSession", server: Server, fill: Fill
 
 def test_a_server_that_dies_in_the_middle_of_a_job(spark: "SparkSession", tmp_path: Path) -> None:
     """A stage behind the read stops in its first batch until the server has been killed and is back."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     began, go = tmp_path / "began", tmp_path / "go"
 
     def held(read: Iterable[SparkRow]) -> Iterator[tuple[object, ...]]:
@@ -197,7 +193,7 @@ def test_a_server_that_dies_in_the_middle_of_a_job(spark: "SparkSession", tmp_pa
                 poll(go.exists, 60, "the word to go on")
             yield tuple(row)
 
-    with Server(tmp_path / "server", env={"TOPICS_GRPC_PORT": port}) as server:
+    with Server(tmp_path / "server", same_ports=True) as server:
         with server.connect() as connection:
             fill(connection, "held", 60_000, data=lambda i: b'{"id":%d,"text":"%s"}' % (i, b"x" * 450))
             expected = [(row.seq, row.data) for row in rows(connection, "held")]

@@ -204,7 +204,7 @@ def test_a_topic_that_does_not_exist_fails_the_query_at_once(
 
 
 def test_the_server_restarts_under_a_query(spark: "SparkSession", tmp_path: Path) -> None:
-    with Server(tmp_path / "1") as first:
+    with Server(tmp_path / "1", same_ports=True) as first:
         port = first.grpc_target.rpartition(":")[2]
         from support.spark import fill
 

@@ -339,7 +339,7 @@ def batches(until: threading.Event, wanted: threading.Event, at: int) -> Iterato
 
 
 def test_a_server_that_is_killed_in_the_middle(tmp_path: Path) -> None:
-    first = Server(tmp_path / "1").start()
+    first = Server(tmp_path / "1", same_ports=True).start()
     port = first.grpc_target.rpartition(":")[2]
     job, half, go_on = Job(first.url), threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as pool:
@@ -370,7 +370,7 @@ def test_a_server_that_is_away_for_longer_than_keys_last(
 
     if not heard:
         monkeypatch.setattr(append._Stream, "_read", deaf)
-    first = Server(tmp_path / "1").start()
+    first = Server(tmp_path / "1", same_ports=True).start()
     port = first.grpc_target.rpartition(":")[2]
     with first.connect() as connection:
         put_topic(connection, "t", idempotency_window_ms=2000)
@@ -400,7 +400,7 @@ def test_a_server_that_is_away_for_longer_than_keys_last(
 
 
 def test_a_server_that_is_stopped_in_the_middle(tmp_path: Path) -> None:
-    first = Server(tmp_path / "1").start()
+    first = Server(tmp_path / "1", same_ports=True).start()
     port = first.grpc_target.rpartition(":")[2]
     job, half, go_on = Job(first.url), threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as pool:
@@ -449,7 +449,7 @@ def test_throttling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_flight: 
 
 
 def test_throttling_for_too_long(tmp_path: Path) -> None:
-    with Server(tmp_path / "1") as first, first.connect() as connection:
+    with Server(tmp_path / "1", same_ports=True) as first, first.connect() as connection:
         put_topic(connection, "t", idempotency_window_ms=86_400_000)
         first.stop()
     env = {"TOPICS_MIN_FREE_BYTES": 1 << 60}

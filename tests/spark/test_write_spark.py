@@ -227,7 +227,7 @@ def test_a_stream_into_a_topic_that_forgets_keys_soon(lines: Lines, connection: 
 def test_a_server_that_is_killed_under_a_stream(
     spark: "SparkSession", tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    first = Server(tmp_path_factory.mktemp("first")).start()
+    first = Server(tmp_path_factory.mktemp("first"), same_ports=True).start()
     env = {"TOPICS_GRPC_PORT": first.grpc_target.rpartition(":")[2]}
     lines = Lines(spark, first, tmp_path)
     for number in range(4):

@@ -3,9 +3,7 @@
 import base64
 import contextlib
 import json
-import random
 import secrets
-import socket
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +18,7 @@ from obstore.store import from_url
 
 from support.http import Api
 from support.network import Network
+from support.ports import free_ports
 from support.server import DIE_WITH_US, TOPICS, ServerProcess
 from support.waiting import poll
 from topics_cluster import identity
@@ -35,7 +34,7 @@ class Node(ServerProcess):
 
     def __init__(self, name: str, folder: Path, env: Mapping[str, object], network: Network | None = None) -> None:
         """`network` has a host of its name, on which it runs."""
-        http, grpc, kafka = _lasting_ports(3)
+        http, grpc, kafka = free_ports(3)
         own: dict[str, object] = {"TOPICS_PORT": http, "TOPICS_GRPC_PORT": grpc, "TOPICS_KAFKA_PORT": kafka}
         own["TOPICS_CLUSTER_NODE"] = name
         if network is not None:
@@ -79,14 +78,16 @@ class Cluster:
         own: Mapping[str, Mapping[str, object]] = {},
         network: Network | None = None,
         shards: int = 1,
+        name: str = "",
     ) -> None:
-        """`etcd` is host:port, `store` a URL, `environment` what leads to it.
+        """`etcd` is host:port, `store` a URL, `environment` what leads to it. It has a `name` that no other has, unless
+        one is given.
 
         `env` are further settings of every node, `own` of one, by its name. `network` has hosts of the nodes' names, on
         which they run.
         """
         self.shards = shards
-        self.name = f"test-{secrets.token_hex(4)}"
+        self.name = name or f"test-{secrets.token_hex(4)}"
         self._etcd = etcd
         folder.mkdir(parents=True, exist_ok=True)
         secret = folder / "secret"
@@ -147,14 +148,31 @@ class Cluster:
 
     def _claims(self) -> dict[int, dict[str, Any]]:
         """The entries of all owners in etcd, by shard."""
-        start = f"/topics/{self.name}/owner/"
+        return {int(name): entry for name, entry in self._entries("owner").items()}
+
+    def lives(self, node: Node) -> bool:
+        """Return whether etcd still has the entry of a node, which goes with its lease."""
+        return node.name in self._entries("nodes")
+
+    def forge_claim(self, shard: int, claim: Mapping[str, Any] | None) -> None:
+        """Put another owner's entry into etcd, without a lease, or remove what is there."""
+        key = _encoded(f"/topics/{self.name}/owner/{shard}")
+        if claim is None:
+            requests.post(f"http://{self._etcd}/v3/kv/deleterange", json={"key": key}, timeout=5).raise_for_status()
+        else:
+            body = {"key": key, "value": _encoded(json.dumps(claim))}
+            requests.post(f"http://{self._etcd}/v3/kv/put", json=body, timeout=5).raise_for_status()
+
+    def _entries(self, kind: str) -> dict[str, Any]:
+        """The entries of a kind in etcd, by name."""
+        start = f"/topics/{self.name}/{kind}/"
         body = {"key": _encoded(start), "range_end": _encoded(start[:-1] + "0")}  # what follows a slash
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[str, Any] = {}
         with contextlib.suppress(requests.RequestException):
             reply = requests.post(f"http://{self._etcd}/v3/kv/range", json=body, timeout=5).json()
             for entry in reply.get("kvs", []):
                 key = base64.b64decode(entry["key"]).decode()
-                found[int(key.removeprefix(start))] = json.loads(base64.b64decode(entry["value"]))
+                found[key.removeprefix(start)] = json.loads(base64.b64decode(entry["value"]))
         return found
 
     def owners(self) -> dict[int, str]:
@@ -217,8 +235,9 @@ class Cluster:
         return f'{{shard="{shard}"}}' if self.shards > 1 else ""
 
     def metric(self, name: str) -> float:
-        """The sum of a metric of all running nodes."""
-        return sum(node.metrics()[name] for node in self.running)
+        """The sum of a metric of all running nodes, and of all shards."""
+        samples = [sample for node in self.running for sample in node.metrics().items()]
+        return sum(value for sample, value in samples if sample.partition("{")[0] == name)
 
     def logs(self, size: int = 1500) -> str:
         """The ends of all logs."""
@@ -239,13 +258,3 @@ class Cluster:
 def _encoded(text: str) -> str:
     """A key as the JSON API of etcd takes it."""
     return base64.b64encode(text.encode()).decode()
-
-
-def _lasting_ports(count: int) -> list[int]:
-    """Free ports below those that the system gives to connections, which would take them while a node is down."""
-    ports: list[int] = []
-    while len(ports) < count:
-        port = random.randrange(10_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            ports.append(port)
-    return ports

@@ -10,9 +10,9 @@ from typing import Any, Self
 import requests
 
 from support.missing import without
+from support.ports import free_ports
 from support.server import DIE_WITH_US
 from support.waiting import poll
-from support.weed import free_ports
 
 
 def need_etcd() -> Path:

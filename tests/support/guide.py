@@ -113,22 +113,27 @@ class Page:
         _assert_printed(text, expected, json.loads(answer)["printed"])
 
     def _command(self, command: str, expected: str) -> None:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", command],
-            cwd=self._work_dir,
-            env=self._env,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        try:
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", command],
+                cwd=self._work_dir,
+                env=self._env,
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError((command, error.stdout, error.stderr, self._logs())) from error
+        assert done.returncode == 0, (command, done.stdout, done.stderr, self._logs())
         _assert_printed(command, expected, done.stdout)
 
+    def _logs(self) -> dict[str, str]:
+        return {file.name: file.read_text(errors="replace")[-2000:] for file in self._work_dir.glob("*.log")}
+
     def _here(self, text: str) -> str:
-        for printed, real in self._replace.items():
-            text = text.replace(printed, real)
-        return text
+        """Replace all in one pass: a port that was put in may contain another's number."""
+        return re.sub("|".join(map(re.escape, self._replace)), lambda found: self._replace[found[0]], text)
 
 
 _BLOCK: Final = re.compile(

@@ -187,10 +187,10 @@ class Client:
         self.close()
 
 
-def check_places(reader: Client, places: list[list[int]], partitions: int) -> None:
-    """Check that each number that was written to the topic t, in turn to its partitions, exists once, in order, and at
+def check_places(reader: Client, places: list[list[int]], partitions: int, topic: str = "t") -> None:
+    """Check that each number that was written to the topic, in turn to its partitions, exists once, in order, and at
     its place: partition and offset as they were acknowledged."""
-    found = reader.read("t", dict.fromkeys(range(partitions), "earliest"))
+    found = reader.read(topic, dict.fromkeys(range(partitions), "earliest"))
     for partition in range(partitions):
         values = [value_of(record) for record in found.records if record.partition == partition]
         assert values == list(range(partition, len(places), partitions))

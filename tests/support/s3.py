@@ -16,8 +16,8 @@ from support.weed import Weed
 class S3(Weed):
     """An S3 server. `environment` is what a process needs to enter; nothing of it is set in this one."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+        super().__init__(folder, host)
         self._buckets = 0
 
     @property

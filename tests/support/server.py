@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from support.ports import free_ports
 from support.preloaded import Forked, Preloaded
 from support.waiting import poll
 
@@ -65,7 +66,9 @@ class ServerProcess:
         prefix: Sequence[str] = (),
         kafka: bool = False,
         program: Path = TOPICS,
+        same_ports: bool = False,
     ) -> None:
+        """`same_ports`: the ports stay over restarts, and no other process gets them meanwhile."""
         self.work_dir = work_dir
         self.work_dir.mkdir(parents=True, exist_ok=True)
         self.data_dir = data_dir if data_dir is not None else work_dir / "data"
@@ -75,6 +78,9 @@ class ServerProcess:
         self.network: Path | None = None
         """The network namespace that it runs in, where that is another; it has to be one of FORKED then."""
         self._env = {name: str(value) for name, value in env.items()}
+        if same_ports:
+            names = ("TOPICS_PORT", "TOPICS_GRPC_PORT", "TOPICS_KAFKA_PORT")[: 3 if kafka else 2]
+            self._env = {name: str(port) for name, port in zip(names, free_ports(len(names)), strict=True)} | self._env
         self._prefix = list(prefix)
         self._kafka = kafka
         self._program = program

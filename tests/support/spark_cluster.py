@@ -3,24 +3,19 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
+from support.ports import free_port
 from support.server import DIE_WITH_US
 from support.spark import QUICK_START
 from support.waiting import poll
 
 ROOT = Path(__file__).parents[2]
 _START_SECONDS = 90.0
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 class Cluster:
@@ -30,8 +25,8 @@ class Cluster:
         self._directory = directory
         self._count = workers
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._web = _free_port()
-        self.port = _free_port()
+        self._web = free_port()
+        self.port = free_port()
 
     @property
     def master(self) -> str:
@@ -78,7 +73,7 @@ class Cluster:
             poll(lambda: self._answers(0), _START_SECONDS, "the master", pause=0.1)
             for i in range(self._count):
                 work = self._directory / f"worker-{i}"
-                resources = ["--cores", "1", "--memory", "1g", "--webui-port", str(_free_port())]
+                resources = ["--cores", "1", "--memory", "1g", "--webui-port", str(free_port())]
                 self._spawn(
                     f"worker-{i}",
                     "worker.Worker",

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, RESTError
 
 from support.missing import without
+from support.ports import free_ports
 from support.server import DIE_WITH_US
 from support.waiting import poll
 
@@ -34,9 +34,11 @@ def need_weed() -> Path:
 class Weed:
     """One process with everything; `properties` is what PyIceberg needs to enter."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+        """`host` is the address that it listens at."""
         self._binary = need_weed()
         self._folder = folder
+        self._host = host
         names = ("master", "volume", "filer", "s3", "admin")
         ports = free_ports(2 * len(names) + 1)
         self._ports = {name: (ports[2 * i], ports[2 * i + 1]) for i, name in enumerate(names)}
@@ -48,11 +50,11 @@ class Weed:
         """For `load_catalog`."""
         return {
             "type": "rest",
-            "uri": f"http://127.0.0.1:{self._rest}",
-            "oauth2-server-uri": f"http://127.0.0.1:{self._rest}/v1/oauth/tokens",
+            "uri": f"http://{self._host}:{self._rest}",
+            "oauth2-server-uri": f"http://{self._host}:{self._rest}/v1/oauth/tokens",
             "warehouse": f"s3://{_BUCKET}",
             "credential": f"{_ADMIN}:{_SECRET}",
-            "s3.endpoint": f"http://127.0.0.1:{self._ports['s3'][0]}",
+            "s3.endpoint": f"http://{self._host}:{self._ports['s3'][0]}",
             "s3.access-key-id": _ADMIN,
             "s3.secret-access-key": _SECRET,
             "s3.region": "us-east-1",
@@ -65,7 +67,7 @@ class Weed:
         options += [f"-{name}.port.grpc={grpc}" for name, (_, grpc) in self._ports.items()]
         options += [f"-s3.port.iceberg={self._rest}", "-s3.port.lance=0", f"-tableBucket={_BUCKET}"]
         options += ["-webdav=false", "-admin.ui=false", "-master.telemetry=false"]
-        place = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={self._folder}"]
+        place = [f"-ip={self._host}", f"-ip.bind={self._host}", f"-dir={self._folder}"]
         with (self._folder / "weed.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*DIE_WITH_US, str(self._binary), "mini", *place, *options],
@@ -103,15 +105,3 @@ class Weed:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

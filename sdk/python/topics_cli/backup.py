@@ -16,11 +16,12 @@ from topics_client.installation import needs
 
 if TYPE_CHECKING:
     from topics_backup.manifest import Manifest
+    from topics_backup.target import Target
     from topics_cli.types import Commands
 
 _HOLD_MS: Final = 86_400_000
 _CHECKPOINT_SECONDS: Final = 120.0  # memory is flushed first
-_TARGET_HELP = "folder, or URL of an object store: s3://BUCKET/PREFIX, gs://..., az://..."
+TARGET_HELP = "folder, or URL of an object store: s3://BUCKET/PREFIX, gs://..., az://..."
 _ID_HELP = "backup (default: {})"
 
 
@@ -33,11 +34,11 @@ def add_parser(commands: "Commands") -> None:
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     create = _action(actions, "create", "create a backup; copies only what is new since the last one")
-    create.add_argument("--to", required=True, metavar="TARGET", help=_TARGET_HELP)
+    create.add_argument("--to", required=True, metavar="TARGET", help=TARGET_HELP)
     create.add_argument("--data-dir", type=Path, metavar="DIR", help="back up the data directory of a stopped server")
     server.add_arguments(create)
     archive = _action(actions, "archive", "copy the new part of the log of a server with TOPICS_WAL_ARCHIVE_SECONDS")
-    archive.add_argument("--to", required=True, metavar="TARGET", help=_TARGET_HELP)
+    archive.add_argument("--to", required=True, metavar="TARGET", help=TARGET_HELP)
     archive.add_argument(
         "--data-dir", type=Path, required=True, metavar="DIR", help="data directory of the server, running or stopped"
     )
@@ -67,7 +68,7 @@ def add_parser(commands: "Commands") -> None:
         help="time to keep unneeded files; less than a day only while no backup is running (default: 24h)",
     )
     for each in (listing, verify, restore, prune):
-        each.add_argument("--from", dest="source", required=True, metavar="TARGET", help=_TARGET_HELP)
+        each.add_argument("--from", dest="source", required=True, metavar="TARGET", help=TARGET_HELP)
     release = _action(actions, "release", "remove a checkpoint left on the server by a killed create")
     release.add_argument("id", metavar="CHECKPOINT", help="name of the checkpoint, from the server's log or the error")
     server.add_arguments(release)
@@ -110,25 +111,18 @@ def _create(arguments: argparse.Namespace) -> int:
     from topics_backup import creation, shipping
     from topics_backup.errors import BackupError
     from topics_backup.target import open_target
-    from topics_service.storage.boot import boot_id
 
     target = open_target(arguments.to)
     if arguments.data_dir is not None:
         if arguments.server is not None:
             raise server.UsageError("--server and --data-dir are mutually exclusive")
         data_dir = arguments.data_dir.absolute()
-        with creation.offline(data_dir, boot_id()) as (path, created_ms):
-            made = creation.create(target, path, created_ms, data_dir)
+        made = create_offline(target, data_dir)
     else:
         with _checkpoint(arguments) as (path, created_ms):
             data_dir = path.parents[1]
             made = creation.create(target, path, created_ms, data_dir)
-    facts = _facts(made)
-    if arguments.json:
-        output.line(facts)
-    else:
-        what = output.listed(topic=facts["topics"], record=facts["records"])
-        print(f"{made.id}: {what}, {output.size(made.bytes)}, of which {output.size(made.new_bytes)} were copied")
+    tell_created(arguments, made)
     if any(each.log is not None for each in made.databases):
         try:
             for each in shipping.ship_all(target, data_dir):
@@ -136,6 +130,25 @@ def _create(arguments: argparse.Namespace) -> int:
         except (BackupError, OSError) as error:
             return server.complain("backup create", f"backup created, but its log could not be archived: {error}")
     return 0
+
+
+def create_offline(target: "Target", data_dir: Path, source: str | None = None) -> "Manifest":
+    """Back up a data directory that no server has open. `source` is what it was made from. Raises BackupError."""
+    from topics_backup import creation
+    from topics_service.storage.boot import boot_id
+
+    with creation.offline(data_dir, boot_id()) as (path, created_ms):
+        return creation.create(target, path, created_ms, data_dir, source)
+
+
+def tell_created(arguments: argparse.Namespace, made: "Manifest") -> None:
+    """Print a backup that was made."""
+    facts = _facts(made)
+    if arguments.json:
+        output.line(facts)
+    else:
+        what = output.listed(topic=facts["topics"], record=facts["records"])
+        print(f"{made.id}: {what}, {output.size(made.bytes)}, of which {output.size(made.new_bytes)} were copied")
 
 
 @contextmanager

@@ -59,9 +59,10 @@ def add_parser(commands: "Commands") -> None:
             help="comma-separated host:port of the members of etcd (default: TOPICS_CLUSTER_ETCD)",
         )
     restore = _action(actions, "restore", "restore any moment that the log covers to a new data directory", _restore)
+    copy = _action(actions, "backup", "create a backup of the cluster as it is now, from its store", _backup)
     moments = _action(actions, "moments", "list the times that can be restored", _moments)
-    cluster_moments.add_arguments(restore, moments)
-    for each in (init, check, finalize, restore, moments):
+    cluster_moments.add_arguments(restore, copy, moments)
+    for each in (init, check, finalize, restore, copy, moments):
         each.add_argument(
             "--store", metavar="URL", help="object store, such as s3://bucket/prefix (default: TOPICS_CLUSTER_STORE)"
         )
@@ -76,7 +77,9 @@ def add_parser(commands: "Commands") -> None:
     nodes.add_drain(undrain, waits=False)
     rebalance = _action(actions, "rebalance", "give each node its share of the shards now", nodes.rebalance)
     nodes.add_rebalance(rebalance)
-    for each in (status, move, drain, undrain, rebalance):
+    zone = _action(actions, "zone", "let shards of a cluster prefer owners in a zone", nodes.zone)
+    nodes.add_zone(zone)
+    for each in (status, move, drain, undrain, rebalance, zone):
         server.add_arguments(each)
 
 
@@ -204,6 +207,10 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _restore(arguments: argparse.Namespace) -> int:
     return cluster_moments.restore(arguments, _bucket(arguments)[0])
+
+
+def _backup(arguments: argparse.Namespace) -> int:
+    return cluster_moments.copy(arguments, *_bucket(arguments))
 
 
 def _moments(arguments: argparse.Namespace) -> int:

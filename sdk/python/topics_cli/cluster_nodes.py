@@ -1,4 +1,4 @@
-"""`topics cluster status`, `move`, `drain`, `undrain` and `rebalance`: the nodes of a cluster that runs."""
+"""`topics cluster status`, `move`, `drain`, `undrain`, `rebalance` and `zone`: the nodes of a cluster that runs."""
 
 import argparse
 import time
@@ -38,6 +38,14 @@ def add_rebalance(parser: argparse.ArgumentParser) -> None:
     _add_wait(parser, "all shards are where they belong")
 
 
+def add_zone(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `zone`."""
+    parser.add_argument("shards", type=whole, nargs="+", metavar="SHARD", help="number of a shard")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--zone", metavar="ZONE", help="zone whose nodes are to own the shards while one of them lives")
+    which.add_argument("--none", action="store_true", help="prefer no zone any more")
+
+
 def _add_wait(parser: argparse.ArgumentParser, until: str) -> None:
     parser.add_argument(
         "--wait", type=seconds, default=_WAIT_SECONDS, metavar="S", help=f"seconds to wait until {until} (default: 60)"
@@ -72,7 +80,7 @@ def status(arguments: argparse.Namespace) -> int:
         output.rows(arguments, _nodes(found), shown)
         if not arguments.json:
             print()
-        of_shards = ("shard", "owner", "epoch", "number", "followers", "behind", "target")
+        of_shards = ("shard", "owner", "epoch", "number", "followers", "behind", "target", "zone")
         names = {"followers": lambda each: ",".join(follower["node"] for follower in each) or "-"}
         output.rows(arguments, _shards(found), dict.fromkeys(of_shards) | names)
     if not arguments.json:
@@ -85,6 +93,8 @@ def _tell(found: "GetClusterResponse") -> None:
     for shard in found.shards:
         if not shard.owner:
             output.note(f"shard {shard.shard} has no owner")
+        if shard.zone and all(node.zone != shard.zone for node in found.nodes):
+            output.note(f"shard {shard.shard} prefers zone {shard.zone}, in which no node lives")
         if shard.wanted and shard.wanted != shard.owner:
             output.note(f"shard {shard.shard} is to be moved to {shard.wanted}")
     newest = min((node.newest_format for node in found.nodes), default=0)
@@ -163,6 +173,7 @@ def _shards(found: "GetClusterResponse") -> list[dict[str, object]]:
             ],
             "behind": _behind(shard),
             "target": shard.target if shard.target != shard.owner else None,
+            "zone": shard.zone or None,
         }
         for shard in found.shards
     ]
@@ -259,6 +270,29 @@ def rebalance(arguments: argparse.Namespace) -> int:
                 time.sleep(_PAUSE_SECONDS)
     if not made and not arguments.json:
         print("each node has its share")
+    return 0
+
+
+def zone(arguments: argparse.Namespace) -> int:
+    """Let shards prefer owners in a zone, or in none."""
+    from topics_proto.v1.admin_service_pb2 import SetShardZoneRequest
+
+    name = "" if arguments.none else arguments.zone
+    if not arguments.none and not name:
+        raise server.UsageError("--zone needs a name; --none lets the shards prefer no zone")
+    shards = sorted({*arguments.shards})
+    with server.connected(arguments) as connection:
+        request = SetShardZoneRequest(shards=shards, zone=name)
+        reply = connection.unary(connection.admin.SetShardZone, request, timeout=_MOVE_SECONDS)
+        found = _cluster(connection)
+    if arguments.json:
+        output.line({"shards": shards, "zone": name or None, "elsewhere": reply.elsewhere})
+        return 0
+    print(f"shards {', '.join(map(str, shards))} prefer {f'zone {name}' if name else 'no zone'}")
+    if name and all(node.zone != name for node in found.nodes):
+        output.note(f"no node lives in zone {name}: the shards stay elsewhere until there is one")
+    elif reply.elsewhere:
+        output.note(f"{reply.elsewhere} of them move there, one by one")
     return 0
 
 

@@ -2,17 +2,19 @@
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from topics_cluster import formats
 from topics_cluster.bucket import Bucket, BucketError
-from topics_cluster.coordinator import Coordinator, CoordinatorError, Node
+from topics_cluster.coordinator import Coordinator, CoordinatorError, Node, View
 from topics_cluster.owner_search import no_owner
 from topics_cluster.placement import eligible
 from topics_server.node.shards import Shards
 from topics_server.node.views import Views
 from topics_service.api.cluster import ClusterState, FollowerState, NodeState, ShardState
 from topics_service.engine.errors import Reason, TopicsError, invalid
+from topics_service.engine.names import check_zone
 
 _MOVE_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 1.0
@@ -90,6 +92,7 @@ class NodeAdmin:
             number=newest,
             wanted=view.wanted.get(number, ""),
             target=(layout.owners[number] if layout is not None else None) or "",
+            zone=view.zones.get(number, ""),
             followers=followers,
         )
 
@@ -102,8 +105,7 @@ class NodeAdmin:
 
     async def move(self, shard: int, node: str) -> int:
         """See ClusterApi."""
-        if not 0 <= shard < len(self._shards):
-            raise invalid(f"there is no shard {shard}")
+        self._check_shard(shard)
         found = self._node_named(node)
         if node in self._views.view.drained:
             raise invalid(f"the node {node} is drained: it owns no shard until `topics cluster undrain {node}`")
@@ -113,7 +115,12 @@ class NodeAdmin:
         try:
             await self._coordinator.want(shard, node)
             async with asyncio.timeout(_MOVE_SECONDS):
-                await self._views.until(lambda _: self._epoch_of(shard, node))
+                # The new owner removes the wish when it serves.
+                await self._views.until(
+                    lambda view: node not in view.nodes or (self._epoch_of(shard, node) and shard not in view.wanted)
+                )
+            if node not in self._views.view.nodes:
+                raise CoordinatorError(f"the node {node} has gone")
         except (CoordinatorError, TimeoutError) as error:
             if isinstance(error, TimeoutError) and not is_warm and node in self._views.view.nodes:
                 raise TopicsError(
@@ -122,7 +129,7 @@ class NodeAdmin:
             with contextlib.suppress(CoordinatorError):
                 await self._coordinator.want(shard, None)
             raise TopicsError(
-                Reason.NOT_READY, f"the shard has not moved: {error or f'not within {_MOVE_SECONDS:g} s'}"
+                Reason.NOT_READY, f"the shard has not moved: {str(error) or f'not within {_MOVE_SECONDS:g} s'}"
             ) from None
         return self._epoch_of(shard, node)
 
@@ -135,13 +142,42 @@ class NodeAdmin:
                 raise invalid(f"no other node can take the shards of {node}: start one, or undrain one")
         elif node not in view.nodes and node not in view.drained:
             raise invalid(f"no node with the name {node[:64]!r} lives, or is drained")
-        try:
-            await self._coordinator.drain(node, is_drained=is_drained)
-            async with asyncio.timeout(_MOVE_SECONDS):
-                await self._views.until(lambda view: (node in view.drained) is is_drained)
-        except (CoordinatorError, TimeoutError) as error:
-            raise TopicsError(Reason.NOT_READY, f"etcd does not answer: {error}") from None
+        await self._noted(
+            self._coordinator.drain(node, is_drained=is_drained), lambda view: (node in view.drained) is is_drained
+        )
         return sum(owner.node == node for owner in self._views.view.owners.values())
+
+    async def prefer(self, shards: Sequence[int], zone: str) -> int:
+        """See ClusterApi."""
+        if not 0 < len(shards) <= len(self._shards):
+            raise invalid(f"shards must name 1 to {len(self._shards)} shards")
+        for shard in shards:
+            self._check_shard(shard)
+        if zone:
+            check_zone(zone)
+        chosen = {*shards}
+
+        async def note() -> None:
+            for shard in sorted(chosen):
+                await self._coordinator.prefer(shard, zone or None)
+
+        await self._noted(note(), lambda view: all(view.zones.get(shard, "") == zone for shard in chosen))
+        view = self._views.view
+        owners = [view.owners[shard].node for shard in chosen if shard in view.owners]
+        return sum(name not in view.nodes or view.nodes[name].zone != zone for name in owners) if zone else 0
+
+    async def _noted(self, change: Awaitable[None], is_there: Callable[[View], bool]) -> None:
+        """Return once this node sees a change of what is in etcd. Raises `not_ready`."""
+        try:
+            await change
+            async with asyncio.timeout(_MOVE_SECONDS):
+                await self._views.until(is_there)
+        except (CoordinatorError, TimeoutError) as error:
+            raise TopicsError(Reason.NOT_READY, f"etcd does not answer: {str(error) or 'no view'}") from None
+
+    def _check_shard(self, shard: int) -> None:
+        if not 0 <= shard < len(self._shards):
+            raise invalid(f"there is no shard {shard}")
 
     def _node_named(self, name: str) -> Node:
         """The node that lives under the name. Raises `invalid_request`."""

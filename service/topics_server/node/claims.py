@@ -5,8 +5,6 @@ import contextlib
 import logging
 from typing import Final
 
-from msgspec.structs import replace
-
 from topics_cluster.coordinator import Coordinator, CoordinatorError, Node, Owner, Session, View, boottime
 from topics_server.node.gate import LostShardError, ReadGate
 from topics_server.node.views import Views
@@ -16,6 +14,7 @@ log: Final = logging.getLogger("topics.cluster")
 
 _RETRY_SECONDS: Final = 0.25
 _REPLACED_SECONDS: Final = 1.0  # for the claim of a node that was given the shard
+_WISH_SECONDS: Final = 1.0
 _SUCCESSOR_SECONDS: Final = 5.0
 
 
@@ -48,9 +47,9 @@ class Claims:
         """The claim of this node; without an epoch while it has no fence in the log."""
         return Owner(node=self._me.name, addresses=self._me.addresses, epoch=epoch)
 
-    async def make(self, instead_of: Owner | None) -> Owner | None:
+    async def make(self, instead_of: Owner | None, epoch: int = 0) -> Owner | None:
         """Claim the shard, if it has that claim or none. Return the claim; None if it is another node's."""
-        claim = self.mine()
+        claim = self.mine(epoch)
         try:
             if await self._session.claim(self._shard, instead_of, claim):
                 return claim
@@ -58,14 +57,15 @@ class Claims:
             log.warning("can't claim shard %d: %s", self._shard, error)
         return None
 
-    async def announce(self, owner: Owner, gate: ReadGate, *, is_first: bool) -> bool:
-        """Tell who owns the shard. Return False if the coordinator does not answer.
+    async def announce(self, owner: Owner, gate: ReadGate, instead_of: Owner | None) -> bool:
+        """Tell who owns the shard, for the first time `instead_of` a claim. Return False if the coordinator does not
+        answer.
 
         After the end of a lease that is not enough: another node may have owned the shard in between. Raises
         LostShardError.
         """
         try:
-            if is_first and await self._session.claim(self._shard, replace(owner, epoch=0), owner):
+            if instead_of is not None and await self._session.claim(self._shard, instead_of, owner):
                 return True
             gate.doubt()
             if not await self._session.claim(self._shard, None, owner):
@@ -89,12 +89,16 @@ class Claims:
         except CoordinatorError as error:
             log.warning("can't give up shard %d, its lease will end: %s", self._shard, error)
 
-    async def prefer(self, target: str) -> None:
-        """Let other nodes wait for the target to claim the shard; "" for none."""
+    async def prefer(self, target: str) -> bool:
+        """Let other nodes wait for the target to claim the shard; "" for none. Return False if the coordinator does not
+        answer in time: the target could not claim the shard either."""
         try:
-            await self._coordinator.want(self._shard, target or None)
-        except CoordinatorError as error:
-            log.warning("can't name the next owner of shard %d: %s", self._shard, error)
+            async with asyncio.timeout(_WISH_SECONDS):
+                await self._coordinator.want(self._shard, target or None)
+        except (CoordinatorError, TimeoutError) as error:
+            log.warning("can't name the next owner of shard %d: %s", self._shard, str(error) or "no answer")
+            return False
+        return True
 
     async def until_replaced(self, owner: Owner) -> None:
         """Wait a while until another claim is in the place of this one."""

@@ -15,7 +15,7 @@ from topics_server.node.brokers import NodeBrokers
 from topics_server.node.figures import NodeElsewhere, NodeFigures
 from topics_server.node.links import PeerTls, note_refused
 from topics_server.node.place import Place
-from topics_server.node.shard_term import ShardTerm
+from topics_server.node.shard_term import ComingShard, ShardTerm
 from topics_server.node.views import Views
 from topics_server.processes.metrics import ProcessMetrics
 from topics_server.resources import Resources
@@ -122,6 +122,7 @@ class NodeComposition:
             replica=replica,
         )
         metrics.others = served.reports
+        served.api.zones = views.shards_in
         self.api, self.audit = served.api, served.audit
         reports, watches = served.objects
         reports.shard_figures = self.figures.here
@@ -198,6 +199,7 @@ class NodeComposition:
         places = self._places()
         self._was_whole = self._was_whole or all(place.is_known for place in places.values())
         for shard, place in places.items():
+            self._expect(shard, place)
             owner = place.addresses
             channel = None if owner is None else by_address.get(owner.shards)
             if channel is not None:
@@ -209,7 +211,14 @@ class NodeComposition:
             self.shards.moved()
 
     moved = _reach
-    """Called when a shard is somewhere else than before."""
+    """Called when a shard is somewhere else than before, or is coming here."""
+
+    def _expect(self, shard: int, place: Place) -> None:
+        """Hold the calls of other nodes on a shard that is coming here."""
+        if place.is_coming:
+            self._serving.setdefault(shard, ComingShard(place))
+        elif isinstance(self._serving.get(shard), ComingShard):
+            del self._serving[shard]
 
     def shard_of(self, topic: str, partition: int) -> int:
         """The shard of a partition, as far as this node knows."""

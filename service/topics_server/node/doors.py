@@ -38,7 +38,9 @@ from topics_service.statistics import NodeStatistics
 log: Final = logging.getLogger("topics.cluster")
 
 _PROBES: Final = frozenset((b"/v0/health", b"/healthz", b"/v0/ready", b"/readyz", b"/v0/metrics"))
-_OWN_CALLS: Final = frozenset(f"/topics.v1.AdminService/{name}" for name in ("GetCluster", "MoveShard", "DrainNode"))
+_OWN_CALLS: Final = frozenset(
+    f"/topics.v1.AdminService/{name}" for name in ("GetCluster", "MoveShard", "DrainNode", "SetShardZone")
+)
 _PROBE_CALLS: Final = frozenset(f"/topics.v1.AdminService/{name}" for name in ("GetHealth", "GetReady", "GetMetrics"))
 _KAFKA_DRAIN_SECONDS: Final = 0.2
 

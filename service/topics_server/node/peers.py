@@ -300,7 +300,7 @@ class Peers:
                     self._on_refused(str(cause))
                     await asyncio.sleep(_PULSE_SECONDS)
             except (TimeoutError, msgspec.MsgspecError) as error:
-                log.warning("following %s has ended: %s", address, error or "nothing was heard")
+                log.warning("following %s has ended: %s", address, str(error) or "nothing was heard")
             finally:
                 call.cancel()
 

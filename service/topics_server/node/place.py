@@ -18,7 +18,7 @@ class Place:
         self.is_refused = False
         """True while the owner refuses what this node passes on."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called when the shard is somewhere else than before."""
+        """Called when the shard is somewhere else than before, or is coming here."""
         self._owner: Addresses | None = None
         self._coming: asyncio.Future[Term | None] | None = None
         self._found: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
@@ -40,7 +40,14 @@ class Place:
 
     def coming(self) -> None:
         """Hold requests here, those of other nodes too, which may know of this owner already."""
-        self._coming = asyncio.get_running_loop().create_future()
+        if self._coming is None:
+            self._coming = asyncio.get_running_loop().create_future()
+            self.on_change()
+
+    @property
+    def is_coming(self) -> bool:
+        """True while requests are held for an ownership that is on its way."""
+        return self._coming is not None
 
     async def arrived(self) -> Term | None:
         """The ownership that is coming, once it is here; None if there is none, or it takes too long."""

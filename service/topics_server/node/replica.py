@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.checkpoint import CheckpointError
@@ -25,7 +25,6 @@ from topics_cluster.takeover import (
     new_nonce,
 )
 from topics_net import background
-from topics_server import collector
 from topics_server.node.claims import Claims
 from topics_server.node.directory import Directory
 from topics_server.node.gate import LostShardError
@@ -34,6 +33,7 @@ from topics_server.node.place import Place
 from topics_server.node.polls import Polls
 from topics_server.node.reach import StoreReach
 from topics_server.node.reads import FollowerReads
+from topics_server.node.surroundings import Connections, Surroundings
 from topics_server.node.term import Term
 from topics_server.node.views import Views
 from topics_service.engine.errors import TopicsError
@@ -47,42 +47,11 @@ _PATIENCE_SECONDS: Final = 1.0  # for a node that is preferred to this one
 _SILENT_SECONDS: Final = 2.5  # of the object store, before another node is preferred to this one
 _RECENT_SECONDS: Final = 1.5  # of what comes once a second
 _RETRY_SECONDS: Final = 1.0
-_END_SECONDS: Final = 1.0  # until nothing refers to a term that is over
+_NEAR_OBJECTS: Final = 2  # that the next owner may lack when the shard is handed over,
+_NEAR_SECONDS: Final = 2.0  # and the time for which that is waited for
 
 _UNUSABLE: Final = (BehindCheckpointError, StoreAheadError, StoreError, TopicsError, OSError)
 _DAMAGED: Final = (DamagedObjectError, LaterFormatError, FormatError, BrokenLogError, CheckpointError)
-
-
-class Connections(Protocol):
-    """Connections of clients that are served where the owner is, and passed on elsewhere, as those of Kafka."""
-
-    async def serve(self, term: Term) -> None:
-        """Serve them here from now on."""
-        ...
-
-    async def pass_on(self, seconds: float = ...) -> None:
-        """Pass them on from now on; those that are served here end, after what takes no longer."""
-        ...
-
-
-class Surroundings(Protocol):
-    """The calls of a replica to its node and the other shards there."""
-
-    def others(self, shard: int) -> Collection[str]:
-        """The names of nodes, this one among them, that could own the shard."""
-        ...
-
-    def is_reluctant(self, shard: int) -> bool:
-        """Return whether another node is to take the shard over, if there is one that can."""
-        ...
-
-    def target(self, shard: int) -> str | None:
-        """The node that the shard is to move to now, for which it is the shard's turn."""
-        ...
-
-    def changed(self) -> None:
-        """Take note that the replica has caught up, or is behind again, or owns the shard."""
-        ...
 
 
 class Replica:
@@ -132,15 +101,18 @@ class Replica:
         self.was_ready = asyncio.Event()
         """Set once it has been ready for the first time."""
         self._wake = asyncio.Event()
-        self._stopping = False
+        self._stopping = self._removes = False
         self._nonce = new_nonce()
         self._caught_up = self._has_store = False
         self._heard = float("-inf")
         self._read: LogObject | None = None
         self._suspect: Owner | None = None
         self._replaced: Owner | None = None
+        self._claiming: asyncio.Task[Owner | None] | None = None  # of a shard that was given to this node
         self._term: Term | None = None
         self._alone_since: float | None = None
+        self._waits_for: str | None = None  # the next owner, until it is near enough
+        self._waits_since = 0.0
         self._standing_changed = asyncio.Event()
         self._follower: Follower | None = None
         self._seen: Owner | None = None
@@ -168,9 +140,16 @@ class Replica:
         """Look at everything again: something has changed."""
         self._wake.set()
 
-    def stop(self) -> None:
-        """Hand the shard over, if it is owned, and end."""
+    def moves(self, node: str) -> None:
+        """Take note that it is the shard's turn to move to a node. If to this one, tell the owner how far it is."""
+        if node == self._me.name:
+            self._standing_changed.set()
+        self.wake()
+
+    def stop(self, *, removes: bool = False) -> None:
+        """Hand the shard over, if it is owned, and end; `removes` is whether the directory goes as well."""
         self._stopping = True
+        self._removes = removes
         self.wake()
 
     async def run(self) -> None:
@@ -208,6 +187,7 @@ class Replica:
                 self._caught_up = self._has_store = False
                 self._show(self._owner())
                 self._reads.end()
+                is_kept = is_kept and not self._removes  # a close writes out what the memory has
                 await (self._directory.close if is_kept else self._directory.discard)(store)
 
     async def _open(self) -> ShardStore | None:
@@ -241,7 +221,7 @@ class Replica:
                 return True
             can_follow = await self._own(store, ownership)
             if not self._stopping:
-                background.call_later(_END_SECONDS, collector.collect)  # the engine has ended, and has cycles
+                self._surroundings.left()
             if not can_follow:
                 return False
             if self._stopping:
@@ -279,6 +259,8 @@ class Replica:
                 following.result()
             owner = self._owner()
             self._show(owner)
+            if self._read is not None and self._is_given:
+                return self._begin_given(owner, self._read.header.epoch)
             claim = await self._claims.make(owner) if self._may_claim(owner) else None
             if claim is not None:
                 self._replaced = owner
@@ -286,10 +268,16 @@ class Replica:
             await self._pause(_TICK_SECONDS)
         return None
 
+    def _begin_given(self, owner: Owner | None, epoch: int) -> Owner:
+        """Begin to claim a shard that the owner has given to this node, beside the takeover: the fence is there.
+        Other nodes may send calls as soon as they hear of the claim."""
+        self._replaced = owner
+        self._place.coming()
+        self._claiming = background.start(self._claims.make(owner, epoch))
+        return self._claims.mine(epoch)
+
     def _may_claim(self, owner: Owner | None) -> bool:
-        """Decide whether this node is to own the shard now."""
-        if self._is_given:
-            return True
+        """Decide whether this node is to own the shard now, without having been given it."""
         is_owned = owner is not None and owner.node != self._me.name and owner != self._suspect
         if is_owned or not self._views.view.revision:
             self._alone_since = None
@@ -362,6 +350,8 @@ class Replica:
         self._reads.applied()
         if self._is_given:
             self.wake()
+        elif self._surroundings.target(self._shard) == self._me.name:
+            self._standing_changed.set()
 
     @property
     def _is_given(self) -> bool:
@@ -435,8 +425,16 @@ class Replica:
             self._nonce = new_nonce()
             self._read = self._suspect = None
             if ownership is None:
-                await self._claims.give_up(claim)
+                await self._unclaimed(claim)
         return ownership
+
+    async def _unclaimed(self, claim: Owner) -> None:
+        """Take back the claim of a takeover that came to nothing."""
+        claiming, self._claiming = self._claiming, None
+        if claiming is not None:
+            await asyncio.wait((claiming,))
+        self._place.elsewhere(None)
+        await self._claims.give_up(claim)
 
     async def _until_done(self, contending: "asyncio.Task[Ownership]", store: ShardStore) -> None:
         """Return when the task is done, when another node has claimed the shard or this one is stopped, and when
@@ -461,6 +459,7 @@ class Replica:
         self._term = term = self._make_term(store, ownership)
         term.on_change = lambda: self._acknowledged(term)
         is_kept, can_follow = False, True
+        self._seen = None
         self._place.coming()
         announcing = background.start(self._first_announced(term, owner))
         try:
@@ -483,9 +482,8 @@ class Replica:
         finally:
             announcing.cancel()
             self._term = None
-            self._place.elsewhere(None)
+            self._show(self._owner())
             self._followers.tell(None)
-            self._seen = None
             self._alone_since = None
             if not is_kept:
                 self._caught_up = False
@@ -503,8 +501,12 @@ class Replica:
         Another node may have claimed the shard between the claim of this one and its fence, and trusts its lease: it
         would not show what is acknowledged here. Raises LostShardError.
         """
+        claiming, self._claiming = self._claiming, None
+        if claiming is not None and await claiming == owner:
+            return True
+        before = self._claims.mine() if claiming is None else self._replaced
         while not (self._stopping or term.failure):
-            if await self._claims.announce(owner, term.gate, is_first=True):
+            if await self._claims.announce(owner, term.gate, before):
                 return True
         return False
 
@@ -525,13 +527,14 @@ class Replica:
                 if announcing is not None and announcing.done():
                     is_announced, announcing = announcing.result() or is_announced, None
                 if announcing is None and (not is_announced or not self._claims.is_certain):
-                    announcing = background.start(self._claims.announce(owner, term.gate, is_first=not is_announced))
+                    before = None if is_announced else self._claims.mine()
+                    announcing = background.start(self._claims.announce(owner, term.gate, before))
                     announcing.add_done_callback(lambda _: self.wake())
                 others = any(each.reaches_store for each in self._followers.standings.values())
                 if self._reach.is_stuck(term.uploader.waiting_seconds(), others=others):
                     raise LostShardError("the object store does not answer this node, and answers others")
                 target = await self._target()
-                if target is not None or self._stopping:
+                if self._stopping or (target is not None and await self._claims.prefer(target)):
                     return target or ""
                 await self._pause(_TICK_SECONDS)
         finally:
@@ -544,12 +547,16 @@ class Replica:
         wanted = self._claims.wanted
         if wanted == self._me.name:
             await self._claims.prefer("")
-        target = self._surroundings.target(self._shard)
-        if target in ready:
-            return target
         if self._stopping and ready:
             return (ready.get(wanted or "") or max(ready.values(), key=lambda each: each.number)).node
-        return None
+        target = self._surroundings.target(self._shard)
+        if target != self._waits_for:
+            self._waits_for, self._waits_since = target, boottime()
+        standing = ready.get(target or "")
+        if standing is None:
+            return None
+        is_near = standing.number >= self._statistics.number - _NEAR_OBJECTS
+        return target if is_near or boottime() - self._waits_since > _NEAR_SECONDS else None
 
     async def _hand_over(self, term: Term, store: ShardStore, owner: Owner, target: str) -> bool:
         """Make everything durable and let the target take over; without a target only the former."""
@@ -558,7 +565,7 @@ class Replica:
         standing = self._followers.standings.get(target)
         self._place.elsewhere(None)
         self._set_serving(False)
-        preferring = background.start(self._claims.prefer(target))
+        preferring = background.start(self._claims.prefer(target)) if self._stopping else None
         await asyncio.gather(term.drain(), self._connections.pass_on())
         is_kept = term.failure is None and await term.finish()
         if is_kept and standing is not None:
@@ -568,7 +575,9 @@ class Replica:
             except BucketError as error:
                 log.warning("can't put the fence of %s, which will put one itself: %s", target, error)
             await self._claims.until_replaced(owner)
-        await preferring
+            self._show(self._owner())  # calls that are held go there, whatever is left to be done here
+        if preferring is not None:
+            await preferring
         if is_kept:
             await self._claims.give_up(owner)
             self._statistics.handovers += 1

@@ -436,6 +436,7 @@ class _Running:
                 authorizer=self._authorizer,
                 cluster=self._admin,
                 bulk_readers=lambda topic, partition: self._bulk_readers(shard),
+                zones=self._views.shards_in,
                 statistics=self.statistics,
             )
         term = ShardTerm(

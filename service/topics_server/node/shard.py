@@ -38,7 +38,8 @@ from topics_server.node.place import Place
 from topics_server.node.polls import Polls
 from topics_server.node.probes import NodeProbes
 from topics_server.node.reads import FollowerReads
-from topics_server.node.replica import Connections, Replica, Surroundings
+from topics_server.node.replica import Replica
+from topics_server.node.surroundings import Connections, Surroundings
 from topics_server.node.term import Term
 from topics_server.node.views import Views
 from topics_server.resources import Resources
@@ -189,13 +190,13 @@ class NodeShard:
         self._life = background.start(replica.run())
         self.heard()
 
-    async def end(self) -> None:
-        """Keep the replica no longer: the shard is handed over if it is owned here. Raises what the replica failed
-        of."""
+    async def end(self, *, removes: bool = False) -> None:
+        """Keep the replica no longer: the shard is handed over if it is owned here; `removes` is whether the directory
+        goes as well. Raises what the replica failed of."""
         replica, life = self.replica, self._life
         if replica is None or life is None:
             return
-        replica.stop()
+        replica.stop(removes=removes)
         await asyncio.wait((life,))
         if self.replica is replica:
             self.replica = self._life = None

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, Protocol
 
 from topics_server.core import Core
 from topics_server.node.gate import LostShardError, ReadGate
+from topics_server.node.place import Place
 from topics_server.node.term import Term
 from topics_service.api.running import RunningCalls
 from topics_shards.shards import LostCallError, Method, NotHereError, P, R, Shard, StreamMethod
@@ -81,6 +83,31 @@ class OwnedShard(Shard):
         except LostShardError as error:
             self._lose(error)
             raise NotHereError from None
+
+
+class ComingShard(Shard):
+    """A shard of which this node is becoming the owner: calls of other nodes, which may know of that already, wait."""
+
+    is_open = False
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    async def run(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """See Shard."""
+        return await (await self._arrived()).run(method, *args, **kwargs)
+
+    async def stream(self, method: StreamMethod[P, R], /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[R, None]:
+        """See Shard."""
+        async with aclosing((await self._arrived()).stream(method, *args, **kwargs)) as items:
+            async for item in items:
+                yield item
+
+    async def _arrived(self) -> Shard:
+        term = await self._place.arrived()
+        if not isinstance(term, ShardTerm):
+            raise NotHereError
+        return term.shard
 
 
 class ShardTerm(Term):

@@ -2,24 +2,27 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
 from msgspec.structs import replace
 
-from topics_cluster.coordinator import CoordinatorError, Node, Session, View
+from topics_cluster.coordinator import CoordinatorError, Node, Owner, Session, View
 from topics_cluster.placement import Layout, Move, holders, is_spare, lay_out, next_move
 from topics_cluster.store import ShardStore
 from topics_cluster.takeover import Ownership
 from topics_net import background
-from topics_server.node.replica import Connections
+from topics_server import collector
 from topics_server.node.shard import Membership, NoConnections, NodeParts, NodeShard
+from topics_server.node.surroundings import Connections
 from topics_server.node.term import Term
 
 log: Final = logging.getLogger("topics.cluster")
 
 SETTLED_SECONDS: Final = 5.0
 """The time without a change of nodes and owners after which a shard moves for the balance."""
+PAUSE_SECONDS: Final = 0.5
+"""The time between two moves: what the first leaves to be done does not come into the way of the second."""
 SPARED_SECONDS: Final = 5.0
 """The time for which a replica is kept that is needed no longer."""
 _LOOK_SECONDS: Final = 1.0
@@ -50,11 +53,13 @@ class Shards:
         self._layout: Layout | None = None
         self._move: Move | None = None
         self._state: object = None
-        self._changed_at = 0.0
+        self._changed_at = self._moved_at = 0.0
+        self._owners: Mapping[int, Owner] = {}
         self._spared: dict[int, float] = {}  # the time since which a replica is not needed
         self._ending: dict[int, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._told = asyncio.Event()
+        self._leftovers = collector.Leftovers()
         self._is_looking = self._is_stopping = False
         self.was_ready = asyncio.Event()
         """Set once the node has been ready for the first time."""
@@ -172,17 +177,22 @@ class Shards:
     def _lay_out(self, view: View) -> None:
         now = asyncio.get_running_loop().time()
         count, before = len(self._shards), self._move
-        state = view.nodes.keys(), view.owners, view.drained
+        state = view.nodes.keys(), view.owners, view.drained, view.zones
+        if view.owners != self._owners:
+            self._owners, self._moved_at = view.owners, now
+            background.call_later(PAUSE_SECONDS + 0.01, self._look)  # timers may be early
         if state != self._state:
             self._state, self._changed_at = state, now
         followers = self._followers if count > 1 else len(view.nodes)
         self._layout = lay_out(count, view, followers)
         is_settled = now - self._changed_at > SETTLED_SECONDS
-        self._move = next_move(count, view, self._layout, is_settled=is_settled)
+        is_paused = now - self._moved_at < PAUSE_SECONDS
+        self._move = None if is_paused else next_move(count, view, self._layout, is_settled=is_settled)
         if self._move is not None and self._move != before:
+            self._leftovers.postpone()
             replica = self._shards[self._move.shard].replica
             if replica is not None:
-                replica.wake()
+                replica.moves(self._move.node)
 
     def _keep_or_end(self, shard: NodeShard, view: View, name: str) -> None:
         """Begin a replica that is needed; end one that has not been for a while, once those have it that need it."""
@@ -191,12 +201,16 @@ class Shards:
         if name in holders(number, view, self._layout):
             if not shard.is_kept and number not in self._ending:
                 self._keep(shard)
-        elif shard.is_warm and number not in self._ending and is_spare(number, name, view, self._layout):
+        elif shard.is_warm and self._may_end(number) and is_spare(number, name, view, self._layout):
             now = asyncio.get_running_loop().time()
             if now - self._spared.setdefault(number, now) <= SPARED_SECONDS:
                 return
             self._ending[number] = background.start(self._end(shard))
         self._spared.pop(number, None)
+
+    def _may_end(self, number: int) -> bool:
+        """Return whether a replica may end now: one at a time, and none beside a move, which would wait."""
+        return not self._ending and (self._move is None or self._move.shard == number)
 
     def _keep(self, shard: NodeShard) -> None:
         assert self._membership is not None
@@ -214,7 +228,7 @@ class Shards:
         assert self._membership is not None
         log.info("shard %d has replicas enough: this node keeps none any more", shard.number)
         try:
-            await shard.end()
+            await shard.end(removes=True)
             shard.statistics.role = "absent"
             shard.heard()
             self._serving.pop(shard.number, None)
@@ -253,6 +267,10 @@ class Shards:
             await asyncio.sleep(_TELL_SECONDS)
 
     # ------------------------------------------------------ for replicas
+
+    def left(self) -> None:
+        """See Surroundings."""
+        self._leftovers.left()
 
     def others(self, shard: int) -> Collection[str]:
         """See Surroundings. Where there is one shard, all nodes follow it, of any release."""

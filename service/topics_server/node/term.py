@@ -29,6 +29,7 @@ from topics_service.api.cluster import ClusterApi
 from topics_service.api.grpc.admin_servicer import FindBulkReaders
 from topics_service.api.grpc.server import create_calls
 from topics_service.api.running import RunningCalls
+from topics_service.api.zones import Zones
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Elsewhere
@@ -113,13 +114,17 @@ class Term:
 
     async def start(self, set_serving: Callable[[bool], None]) -> None:
         """Recover the engine as after a power cut; as after a kill, if the owner before was this life of the directory.
-        Raises StoreError and TopicsError."""
+        Return once that is in the log. Raises StoreError, TopicsError and LostShardError."""
         self._background = [background.start(each) for each in self.core.background(set_serving)]
         stored = self._store.take_catalog()
-        await maintenance.recover(self.core.engine, asyncio.Event(), self._store.life, stored)
-        maintenance.log_ready(self.core.engine)
+        engine = self.core.engine
+        await maintenance.recover(engine, asyncio.Event(), self._store.life, stored, syncs=False)
+        maintenance.log_ready(engine)
         if self.ownership.shard == SQL_SHARD:  # it has the users of CREATE USER
             self.core.recovered()
+        await self._log_commit.settle(engine.writer.written)  # the node's other shards do not wait
+        if self.failure is not None:
+            raise LostShardError(str(self.failure)) from self.failure
 
     def position(self) -> Standpoint:
         """The position behind everything that was written."""
@@ -141,6 +146,7 @@ class Term:
         """End calls in good order, when no new ones come, and close the engine: those that have written end with their
         commit; those that wait for something with what they have; streams, for their clients to resume them elsewhere.
         """
+        self.uploader.hurry()
         await self._running.ended(_SHORT_SECONDS)
         await self._stop_background()
         self.core.api.drain()
@@ -194,10 +200,17 @@ class SoleTerm(Term):
     """An ownership of the only shard of a cluster: the calls of clients are served by it."""
 
     def __init__(
-        self, resources: Resources, *args: Any, cluster: ClusterApi, bulk_readers: FindBulkReaders, **kwargs: Any
+        self,
+        resources: Resources,
+        *args: Any,
+        cluster: ClusterApi,
+        bulk_readers: FindBulkReaders,
+        zones: Zones,
+        **kwargs: Any,
     ) -> None:
-        """See Term."""
+        """See Term; `zones` finds the shards that prefer a zone."""
         super().__init__(resources, *args, **kwargs)
+        self.core.api.zones = zones
         authorizer = self.core.authorizer
         self.calls = create_calls(
             self.core.api,

@@ -36,6 +36,7 @@ ACTIONS: Final[Mapping[str, tuple[str, str]]] = {
     "topics.v1.AdminService.ReleaseCheckpoint": ("checkpoint.release", "checkpoint"),
     "topics.v1.AdminService.MoveShard": ("shard.move", "shard"),
     "topics.v1.AdminService.DrainNode": ("node.drain", "node"),
+    "topics.v1.AdminService.SetShardZone": ("shard.zone", "shards"),
 }
 """The logged RPCs: the action, and the name of its target's kind."""
 

@@ -41,6 +41,8 @@ class ShardState(Struct, frozen=True, kw_only=True):
     number: int
     wanted: str
     target: str
+    zone: str
+    """The one that it prefers for its owner; empty for none."""
     followers: Sequence[FollowerState]
 
 
@@ -74,5 +76,13 @@ class ClusterApi(Protocol):
 
         Raises TopicsError `invalid_request` for a node that is not there, or the only one that can own shards;
         `not_ready` if the coordinator does not answer.
+        """
+        ...
+
+    async def prefer(self, shards: Sequence[int], zone: str) -> int:
+        """Let shards prefer owners in a zone, or in none (""); return the number of those that have an owner elsewhere.
+
+        Raises TopicsError `invalid_request` for a shard that is not there, or what is no name of a zone; `not_ready` if
+        the coordinator does not answer.
         """
         ...

@@ -44,10 +44,11 @@ from topics_service.engine.model import (
     PutTopicReply,
     ReadyState,
     TopicState,
+    TopicSummary,
 )
 from topics_service.engine.offsets.groups import Groups
 from topics_service.engine.parts import Parts
-from topics_service.engine.placement import SINGLE, Place
+from topics_service.engine.placement import SINGLE, Place, group_of
 from topics_service.engine.producers import Producers
 from topics_service.engine.queue.queues import Queues
 from topics_service.engine.router.forwarding import Forwarding
@@ -160,16 +161,17 @@ class Engine:
             for _ in self.recover(boot_id):
                 pass
 
-    def recover(self, boot_id: str, stored: StoredCatalog | None = None) -> Iterator[float]:
+    def recover(self, boot_id: str, stored: StoredCatalog | None = None, *, syncs: bool = True) -> Iterator[float]:
         """Load the topics, yielding the completed fraction at times. No other call is allowed before it ends.
 
-        `stored` is what is known of the store already, up to its last write.
+        `stored` is what is known of the store already, up to its last write. What is decided here is durable at the
+        end, and that blocks; without `syncs` the caller waits for it, before the first call.
         """
         self._stored = stored = stored or StoredCatalog(self.writer.store)
         for _ in stored.complete():
             self.recovered = stored.done
             yield self.recovered
-        recovery.begin(self.writer, self._memory, self.blocks, stored, boot_id)
+        recovery.begin(self.writer, self._memory, self.blocks, stored, boot_id, syncs=syncs)
         self.catalog.load(stored)
         self.catalog.redirects.load()
         self.parts.load()
@@ -268,7 +270,7 @@ class Engine:
         topic = self.catalog.find(name)
         if topic is None:
             names.check_topic_name(name)
-            names.check_placement(placement)
+            names.check_placement(group_of(placement))
             topic = self.catalog.create(
                 name, config.resolve(name, given), partition_count or 1, kafka_configs, placement
             )
@@ -323,7 +325,7 @@ class Engine:
     def list_topics(self, request: ListTopicsRequest, allowed: tuple[str, ...] | None = None) -> ListTopicsReply:
         """One page of topics in name order, only those that start with one of `allowed`. See TopicsApi.list_topics."""
         now, logs = self._clock.now_ms(), 0
-        page: list[TopicState] = []
+        page: list[TopicSummary] = []
         for name in self.catalog.under(names.narrow(request.prefix, allowed), request.after):
             topic = self.catalog.topics[name]
             if self.catalog.unsynced(topic):
@@ -333,7 +335,7 @@ class Engine:
                 return ListTopicsReply(topics=page, next_after=page[-1].topic)
             if request.touch:
                 topic.touch(now, read=False)
-            page.append(self._state(topic, now))
+            page.append(topic.summary(now))
         return ListTopicsReply(topics=page, next_after=None)
 
     def delete_topic(self, name: str, *, if_empty: bool = False, elsewhere: int = 0) -> tuple[DeleteTopicReply, int]:

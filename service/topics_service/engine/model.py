@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from topics_service.engine.placement import group_of, zone_of
 from topics_service.storage.block import Block
 from topics_service.storage.recordbatch import jsonvalue
 from topics_service.storage.varbinary import lengths
@@ -320,7 +321,7 @@ class PutTopicReply(Struct, kw_only=True):
 class Identity(Struct, frozen=True, kw_only=True):
     """Identity of a topic: `topic_id` is unique forever, `slug` and `rrl` are labels, `epoch` grows on each create.
 
-    `placement` is the group of topics that lie in one shard, empty for none.
+    `placement` is that of `engine.placement`, empty for none.
     """
 
     topic_id: str
@@ -329,6 +330,16 @@ class Identity(Struct, frozen=True, kw_only=True):
     epoch: int
     partition_count: int = 1
     placement: str = ""
+
+    @property
+    def group(self) -> str:
+        """The placement group, whose topics lie in one shard; empty for none."""
+        return group_of(self.placement)
+
+    @property
+    def zone(self) -> str:
+        """The zone that its shards preferred when it was made; empty for none."""
+        return zone_of(self.placement)
 
 
 class QueueCounters(Struct, frozen=True, kw_only=True):
@@ -383,16 +394,6 @@ class TopicState(Struct, kw_only=True):
         """The seq that the next append will get, unless a crash skips some."""
         return self.head_seq + 1
 
-    @property
-    def total_count(self) -> int:
-        """The live records of all partitions."""
-        return sum(each.count for each in self.partitions) if self.partitions else self.count
-
-    @property
-    def total_bytes(self) -> int:
-        """The live bytes of all partitions."""
-        return sum(each.bytes for each in self.partitions) if self.partitions else self.bytes
-
 
 class ListTopicsRequest(Struct, kw_only=True):
     """A page of topics in name order. `after` is the last name of the page before; `page_size` is 1..1000.
@@ -406,10 +407,31 @@ class ListTopicsRequest(Struct, kw_only=True):
     touch: bool = False
 
 
-class ListTopicsReply(Struct, kw_only=True):
-    """Topic states in name order; `next_after` is None on the last page."""
+class TopicSummary(Struct, array_like=True, gc=False):
+    """A topic's line in a list (docs/contract.md, 3.5). A page has many, which other nodes ask for: it is small.
 
-    topics: list[TopicState]
+    `head_seq` and `earliest_seq` are those of partition 0, `count` and `bytes` are of all partitions; in a shard that
+    has not all of them, of those that it has, whose numbers are `partitions` then, with the `placement` of the topic.
+    """
+
+    topic: str
+    topic_id: str
+    type: TopicType
+    durable: bool
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    effective_priority: int
+    partition_count: int = 1
+    partitions: tuple[int, ...] = ()
+    placement: str = ""
+
+
+class ListTopicsReply(Struct, kw_only=True):
+    """Topics in name order; `next_after` is None on the last page."""
+
+    topics: list[TopicSummary]
     next_after: str | None
 
 

@@ -8,6 +8,7 @@ from topics_service.engine.errors import invalid
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}", re.ASCII)
 _ROUTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}", re.ASCII)
+_ZONE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _NOT_SLUG = re.compile(r"[^a-z0-9]+")
 _SLUG_MAX = 63
 _GROUP_NAME_MAX = 255
@@ -48,6 +49,12 @@ def check_placement(name: str) -> None:
     """Raise `invalid_request` unless `name` may name a placement group: as a topic, or empty for none."""
     if name and _NAME.fullmatch(name) is None:
         raise invalid("a placement is named as a topic is: 1 to 255 characters from A-Z a-z 0-9 . _ : -")
+
+
+def check_zone(name: str) -> None:
+    """Raise `invalid_request` unless `name` may name an availability zone."""
+    if _ZONE.fullmatch(name) is None:
+        raise invalid("a zone is named by 1 to 64 characters from A-Z a-z 0-9 . _ -, the first a letter or digit")
 
 
 def narrow(prefix: str, allowed: tuple[str, ...] | None) -> list[str]:

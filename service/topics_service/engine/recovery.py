@@ -38,8 +38,11 @@ _CLEAN = b"clean"
 _ALL = (b"", b"\xff" * 16)
 
 
-def begin(writer: Writer, memory: Store, cache: BlockCache, stored: StoredCatalog, boot_id: str) -> None:
-    """Decide what the last end of the server has taken, and let the topics be opened. Decisions are durable on return.
+def begin(
+    writer: Writer, memory: Store, cache: BlockCache, stored: StoredCatalog, boot_id: str, *, syncs: bool
+) -> None:
+    """Decide what the last end of the server has taken, and let the topics be opened. Decisions are durable on return,
+    unless it does not sync.
 
     Raises StoreOpenError, naming the row, when what is needed for that is damaged.
     """
@@ -62,8 +65,9 @@ def begin(writer: Writer, memory: Store, cache: BlockCache, stored: StoredCatalo
             writer.total_records += s.count - count
             writer.total_bytes += s.bytes - nbytes
     writer.commit(batch)
-    store.sync()
-    writer.on_synced(writer.written)
+    if syncs:
+        store.sync()
+        writer.on_synced(writer.written)
 
 
 def routers(store: Store, topics: Container[str]) -> Iterator[tuple[int, RouterRow, int, int]]:

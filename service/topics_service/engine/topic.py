@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from topics_service.engine.errors import in_another_shard, partition_not_found
 from topics_service.engine.log import Log
-from topics_service.engine.model import Durability, Identity, PartitionState, TopicConfig, TopicState
+from topics_service.engine.model import Durability, Identity, PartitionState, TopicConfig, TopicState, TopicSummary
 from topics_service.engine.placement import Spread
 from topics_service.engine.snapshot import Snapshot
 
@@ -279,6 +279,26 @@ class Topic:
             effective_priority=self.effective_priority(now),
             last_write_ts=s.last_ts or None,
             last_read_ts=self.last_read_ts,
+        )
+
+    def summary(self, now: int) -> TopicSummary:
+        """The line of a list that a client sees."""
+        config, views = self.config, [log.visible(self.config, now) for log in self.logs]
+        first, is_alone = views[0], len(views) == 1
+        is_whole = len(views) == self.partition_count
+        return TopicSummary(
+            self.name,
+            self._row.topic_id,
+            config.type,
+            config.durable,
+            first.head,
+            first.earliest,
+            first.count if is_alone else sum(each.count for each in views),
+            first.bytes if is_alone else sum(each.bytes for each in views),
+            self.effective_priority(now),
+            self.partition_count,
+            () if is_whole else tuple([number for number, _ in self.numbered()]),
+            "" if is_whole else self.placement,
         )
 
 

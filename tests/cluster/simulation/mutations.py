@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple
 from unittest.mock import PropertyMock, patch
 
-from topics_cluster import checkpoint, collect, objects, reuse, takeover
+from topics_cluster import checkpoint, collect, objects, placement, reuse, takeover
 from topics_cluster.bucket import BucketError, ObjectEntry
 from topics_cluster.follower import BehindCheckpointError, Newest
 from topics_cluster.log import MAX_WINDOW, Appender, Position, Put, Tail
@@ -18,6 +18,7 @@ from topics_service.storage.store import WriteBatch
 
 Planted = Callable[[], AbstractContextManager[Any]]
 
+_name = objects.name
 _make, _created, _fence = Uploader._make, Appender.created, Tail.fence
 _apply, _write, _durable = ShardStore.apply, ShardStore.write, ShardStore.durable
 
@@ -113,6 +114,10 @@ async def _as_part(_bucket: object, store: ShardStore, *_: object) -> bool:
     return True
 
 
+def _of_shard_0(_shard: int, number: int) -> str:
+    return _name(0, number)
+
+
 class Mutation(NamedTuple):
     """The way to plant a bug, and the seed of a life that finds it; with `topics` of one with engines."""
 
@@ -146,3 +151,11 @@ MUTATIONS = {
     ),
 }
 """By name."""
+
+MUTATIONS_OF_SHARDS: dict[str, Planted] = {
+    "objects under the names of another shard": lambda: patch.object(
+        objects, "name", lambda _, number: _name(0, number)
+    ),
+    "no shard moves": lambda: patch.object(placement, "next_move", lambda *_, **__: None),
+}
+"""Those that take several shards, by name: any life of these finds them."""

@@ -13,7 +13,8 @@ from cluster.simulation.coverage import REQUIRED, REQUIRED_OF_SHARDS, REQUIRED_O
 from cluster.simulation.life import STEPS, options, run
 
 _TESTS = Path(__file__).parents[2]
-SEEDS, TOPICS_SEEDS, SHARDS_SEEDS = range(1, 81), range(1, 61), range(1, 31)
+SEEDS, TOPICS_SEEDS = range(1, 81), range(1, 61)
+SHARDS_SEEDS, TWO_SHARDS_SEEDS = range(1, 31), range(31, 46)
 TAKEOVERS = 10_000
 OF_TOPICS = 0.3
 """The part of the lives with engines in a soak: they take three times as long."""
@@ -26,6 +27,7 @@ OF_TOPICS = 0.3
         (False, 1, SEEDS, REQUIRED),
         (True, 1, TOPICS_SEEDS, REQUIRED_OF_TOPICS),
         (False, 3, SHARDS_SEEDS, REQUIRED_OF_SHARDS),
+        (False, 2, TWO_SHARDS_SEEDS, {}),
     ],
 )
 def test_whole_lives(topics: bool, shards: int, seeds: range, required: dict[str, int]) -> None:

@@ -1,6 +1,5 @@
 """Kills of the server: between append and reply under idempotent producers, and in the middle of a rebalance."""
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,10 +26,8 @@ def proxy() -> Iterator[Proxy]:
 @pytest.fixture
 def mortal(tmp_path: Path, proxy: Proxy) -> Iterator[ServerProcess]:
     """A server behind the proxy, on a port that it keeps over restarts."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    env = {**QUICK_GROUPS, "TOPICS_KAFKA_PORT": port, "TOPICS_KAFKA_ADVERTISED": f"127.0.0.1:{proxy.port}"}
-    with ServerProcess(tmp_path / "server", env=env, kafka=True) as server:
+    env = {**QUICK_GROUPS, "TOPICS_KAFKA_ADVERTISED": f"127.0.0.1:{proxy.port}"}
+    with ServerProcess(tmp_path / "server", env=env, kafka=True, same_ports=True) as server:
         proxy.target = server.kafka_port
         yield server
 

@@ -22,9 +22,7 @@ _SECONDS = 60.0
 @pytest.fixture
 def restarting(tmp_path: Path) -> Iterator[ServerProcess]:
     """A server that comes back at the same port."""
-    with ServerProcess(tmp_path / "first") as first:
-        data_dir, port = first.data_dir, first.grpc_target.rpartition(":")[2]
-    with ServerProcess(tmp_path / "server", data_dir=data_dir, env={"TOPICS_GRPC_PORT": port}) as server:
+    with ServerProcess(tmp_path / "server", same_ports=True) as server:
         yield server
 
 

@@ -164,10 +164,7 @@ def test_every_partition_and_one(topics: Cli, tmp_path: Path) -> None:
 
 
 def test_an_interrupt_and_a_dead_server_leave_a_part_and_a_place_to_go_on(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "first") as first:
-        data_dir, port = first.data_dir, first.grpc_target.rpartition(":")[2]
-    again = ServerProcess(tmp_path / "server", data_dir=data_dir, env={"TOPICS_GRPC_PORT": port})
-    with again as server:
+    with ServerProcess(tmp_path / "server", same_ports=True) as server:
         topics = Cli(server.grpc_target)
         lines = [b'"%06d%b"' % (number, b"x" * 1000) for number in range(60_000)]
         topics("append", "t", stdin=b"\n".join(lines))

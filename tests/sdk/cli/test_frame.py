@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from support.http import Api, fresh
+from support.ports import free_port
 from support.server import TOPICS, ServerProcess
 from support.waiting import poll
 from topics_cli import _ELSEWHERE, COMMANDS, GROUPS, overview, parser
@@ -30,11 +31,6 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     settings = {"TOPICS_API_KEYS": "full,reader:read,orders:rw:orders", "TOPICS_MAX_TOPICS": "1"}
     with ServerProcess(tmp_path_factory.mktemp("locked"), env=settings) as running:
         yield running
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 # Help and speed
@@ -81,6 +77,7 @@ def test_commands_that_call_a_server_take_the_same_arguments_before_and_behind(t
         "cluster check",
         "cluster finalize",
         "cluster restore",
+        "cluster backup",
         "cluster moments",
     )
     for name in COMMANDS:

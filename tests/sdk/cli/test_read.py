@@ -112,10 +112,7 @@ def test_a_reader_that_has_seen_enough_ends_it_in_silence(topics: Cli, api: Api)
 
 
 def test_a_server_that_dies_in_the_middle_is_waited_for(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with ServerProcess(tmp_path_factory.mktemp("first")) as first:
-        data_dir, port = first.data_dir, first.grpc_target.rpartition(":")[2]
-    again = ServerProcess(tmp_path_factory.mktemp("server"), data_dir=data_dir, env={"TOPICS_GRPC_PORT": port})
-    with again as server:
+    with ServerProcess(tmp_path_factory.mktemp("server"), same_ports=True) as server:
         topics = Cli(server.grpc_target)
         line = b'"' + b"x" * 1000 + b'"\n'
         topics("append", "t", stdin=line * 20_000)

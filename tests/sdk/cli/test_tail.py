@@ -146,10 +146,7 @@ def test_it_follows_what_comes_also_to_topics_that_are_new(topics: Cli, api: Api
 
 
 def test_it_survives_restarts_of_the_server(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "first") as first:
-        data_dir, port = first.data_dir, first.grpc_target.rpartition(":")[2]
-    again = ServerProcess(tmp_path / "server", data_dir=data_dir, env={"TOPICS_GRPC_PORT": port})
-    with again as server:
+    with ServerProcess(tmp_path / "server", same_ports=True) as server:
         topics = Cli(server.grpc_target)
         topics("append", "t", "1")
         with following(topics, tmp_path, "-f", "t", "--format", "value") as tail:

@@ -163,11 +163,7 @@ class Restarted:
     """A server that is killed, and comes back on the same ports and data."""
 
     def __init__(self, work_dir: Path) -> None:
-        self.server = ServerProcess(work_dir).start()
-        self.server._env |= {
-            "TOPICS_PORT": str(self.server.http_port),
-            "TOPICS_GRPC_PORT": self.server.grpc_target.rpartition(":")[2],
-        }
+        self.server = ServerProcess(work_dir, same_ports=True).start()
         self.client = TopicsClient(self.server.grpc_target, retry=Retry(seconds=20))
 
     def again(self) -> None:

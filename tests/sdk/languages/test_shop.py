@@ -69,12 +69,10 @@ def order(number: int, customer: str, pieces: int) -> dict[str, Any]:
 
 
 def test_a_day_of_the_shop(shop: Path, tmp_path: Path) -> None:
-    server = ServerProcess(tmp_path / "server", env={"TOPICS_API_KEYS": "admin,work:read+write,eyes:read"})
+    server = ServerProcess(
+        tmp_path / "server", env={"TOPICS_API_KEYS": "admin,work:read+write,eyes:read"}, same_ports=True
+    )
     with server, TopicsClient(server.grpc_target, key="admin", retry=Retry(seconds=20)) as topics:
-        server._env |= {
-            "TOPICS_PORT": str(server.http_port),
-            "TOPICS_GRPC_PORT": server.grpc_target.rpartition(":")[2],
-        }
         topics.put_topic("orders", TopicConfig(type="queue", max_deliveries=1, dead_letter="orders:dead"))
         work = program(
             tmp_path / "worker.log", sys.executable, shop / "worker/worker.py",

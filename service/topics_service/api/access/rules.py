@@ -80,6 +80,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "topics.v1.AdminService.GetCluster": Rule(_READ),
     "topics.v1.AdminService.MoveShard": Rule(_ADMIN, whole=True),
     "topics.v1.AdminService.DrainNode": Rule(_ADMIN, whole=True),
+    "topics.v1.AdminService.SetShardZone": Rule(_ADMIN, whole=True),
     # HTTP requests that will get 404 or 405, by where their path leads.
     NO_ROUTE: Rule(_NONE),
     NO_TOPIC_ROUTE: Rule(_WRITE, "topic"),

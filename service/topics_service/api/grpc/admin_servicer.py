@@ -3,7 +3,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from grpc.aio import ServicerContext
 
@@ -21,6 +21,8 @@ from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.model import ReadyState
 
 Context = ServicerContext[Any, Any]
+
+_SHARDS_LOGGED: Final = 64
 
 
 class BulkReader(NamedTuple):
@@ -136,7 +138,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
 
     def _own_checkpoints(self) -> CheckpointCalls:
         if self._checkpoints is None:
-            raise invalid("this server makes no checkpoints: of a cluster with shards, `topics cluster restore` does")
+            raise invalid("this server makes no checkpoints: `topics cluster backup` backs up a cluster with shards")
         return self._checkpoints
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Context) -> pb.GetClusterResponse:
@@ -168,6 +170,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
                     number=each.number,
                     wanted=each.wanted,
                     target=each.target,
+                    zone=each.zone,
                     followers=[
                         pb.ClusterFollower(node=follower.node, number=follower.number, caught_up=follower.caught_up)
                         for follower in each.followers
@@ -188,6 +191,13 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         with self._api.observers("node.drain", facts, caller()):
             left = await self._own_cluster().drain(request.node, is_drained=not request.undo)
         return pb.DrainNodeResponse(shards=left)
+
+    async def SetShardZone(self, request: pb.SetShardZoneRequest, context: Context) -> pb.SetShardZoneResponse:
+        shards = list(request.shards)
+        facts: Facts = {"shards": shards[:_SHARDS_LOGGED], "zone": request.zone}
+        with self._api.observers("shard.zone", facts, caller()):
+            elsewhere = await self._own_cluster().prefer(shards, request.zone)
+        return pb.SetShardZoneResponse(elsewhere=elsewhere)
 
     def _own_cluster(self) -> ClusterApi:
         if self._cluster is None:

@@ -46,7 +46,8 @@ def put_topic_response(reply: PutTopicReply) -> pb.PutTopicResponse:
         rrl=identity.rrl,
         epoch=identity.epoch,
         partition_count=identity.partition_count,
-        placement=identity.placement,
+        placement=identity.group,
+        zone=identity.zone,
     )
 
 
@@ -72,7 +73,8 @@ def topic_state(state: TopicState) -> topic_pb2.TopicState:
         epoch=identity.epoch,
         partition_count=identity.partition_count,
         partition=state.partition,
-        placement=identity.placement,
+        placement=identity.group,
+        zone=identity.zone,
         partitions=map(_partition_state, state.partitions),
     )
 
@@ -92,18 +94,18 @@ def list_topics_response(reply: ListTopicsReply) -> pb.ListTopicsResponse:
     """A page of topics."""
     topics = [
         topic_pb2.TopicSummary(
-            topic=state.topic,
-            head_seq=state.head_seq,
-            earliest_seq=state.earliest_seq,
-            count=state.total_count,
-            bytes=state.total_bytes,
-            durable=state.config.durable,
-            effective_priority=state.effective_priority,
-            type=TYPES[state.config.type],
-            topic_id=state.identity.topic_id,
-            partition_count=state.identity.partition_count,
+            topic=line.topic,
+            head_seq=line.head_seq,
+            earliest_seq=line.earliest_seq,
+            count=line.count,
+            bytes=line.bytes,
+            durable=line.durable,
+            effective_priority=line.effective_priority,
+            type=TYPES[line.type],
+            topic_id=line.topic_id,
+            partition_count=line.partition_count,
         )
-        for state in reply.topics
+        for line in reply.topics
     ]
     return pb.ListTopicsResponse(topics=topics, next_cursor=write_cursor(reply.next_after))
 

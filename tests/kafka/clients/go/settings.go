@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -15,7 +16,7 @@ import (
 // newClient makes a client of the server that the command names.
 func newClient(facts *Facts, more ...kgo.Opt) (*kgo.Client, error) {
 	options := []kgo.Opt{
-		kgo.SeedBrokers(facts.Conn.Bootstrap),
+		kgo.SeedBrokers(strings.Split(facts.Conn.Bootstrap, ",")...),
 		kgo.RetryTimeout(10 * time.Second),
 		kgo.RetryBackoffFn(func(int) time.Duration { return 50 * time.Millisecond }),
 	}

@@ -9,7 +9,7 @@ let reads = 0;
 
 function kafka({ conn, patience = 2 }) {
   return new Kafka({
-    brokers: [conn.bootstrap],
+    brokers: conn.bootstrap.split(','),
     clientId: "suite",
     logLevel: logLevel.NOTHING,
     sasl: conn.user === undefined ? undefined : { mechanism: "plain", username: conn.user, password: conn.password },

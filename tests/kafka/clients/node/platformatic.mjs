@@ -8,7 +8,7 @@ let reads = 0;
 function base({ conn, patience = 1 }) {
   return {
     clientId: "suite",
-    bootstrapBrokers: [conn.bootstrap],
+    bootstrapBrokers: conn.bootstrap.split(','),
     sasl: conn.user === undefined ? undefined : { mechanism: "PLAIN", username: conn.user, password: conn.password },
     tls: conn.ca === undefined ? undefined : { ca: [readFileSync(conn.ca)] },
     retries: patience,

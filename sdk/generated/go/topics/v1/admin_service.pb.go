@@ -1125,7 +1125,9 @@ type ClusterShard struct {
 	// Followers of the shard, by name; while its owner does not answer, those that were caught up.
 	Followers []*ClusterFollower `protobuf:"bytes,6,rep,name=followers,proto3" json:"followers,omitempty"`
 	// Name of the node that is to own it by the cluster's placement; empty while that is not known.
-	Target        string `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`
+	Target string `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`
+	// Zone that it prefers for its owner (SetShardZone); empty for none.
+	Zone          string `protobuf:"bytes,8,opt,name=zone,proto3" json:"zone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1205,6 +1207,13 @@ func (x *ClusterShard) GetFollowers() []*ClusterFollower {
 func (x *ClusterShard) GetTarget() string {
 	if x != nil {
 		return x.Target
+	}
+	return ""
+}
+
+func (x *ClusterShard) GetZone() string {
+	if x != nil {
+		return x.Zone
 	}
 	return ""
 }
@@ -1374,6 +1383,107 @@ func (x *DrainNodeResponse) GetShards() uint32 {
 	return 0
 }
 
+// Asks for SetShardZone.
+type SetShardZoneRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Numbers of the shards; at least one.
+	Shards []uint32 `protobuf:"varint,1,rep,packed,name=shards,proto3" json:"shards,omitempty"`
+	// Zone that they are to prefer: 1 to 64 characters from A-Z a-z 0-9 . _ -. Default empty: none any more.
+	Zone          string `protobuf:"bytes,2,opt,name=zone,proto3" json:"zone,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetShardZoneRequest) Reset() {
+	*x = SetShardZoneRequest{}
+	mi := &file_topics_v1_admin_service_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetShardZoneRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetShardZoneRequest) ProtoMessage() {}
+
+func (x *SetShardZoneRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_admin_service_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetShardZoneRequest.ProtoReflect.Descriptor instead.
+func (*SetShardZoneRequest) Descriptor() ([]byte, []int) {
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *SetShardZoneRequest) GetShards() []uint32 {
+	if x != nil {
+		return x.Shards
+	}
+	return nil
+}
+
+func (x *SetShardZoneRequest) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
+}
+
+// Answers SetShardZone.
+type SetShardZoneResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of these shards that have their owner in another zone at present.
+	Elsewhere     uint32 `protobuf:"varint,1,opt,name=elsewhere,proto3" json:"elsewhere,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetShardZoneResponse) Reset() {
+	*x = SetShardZoneResponse{}
+	mi := &file_topics_v1_admin_service_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetShardZoneResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetShardZoneResponse) ProtoMessage() {}
+
+func (x *SetShardZoneResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_admin_service_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetShardZoneResponse.ProtoReflect.Descriptor instead.
+func (*SetShardZoneResponse) Descriptor() ([]byte, []int) {
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SetShardZoneResponse) GetElsewhere() uint32 {
+	if x != nil {
+		return x.Elsewhere
+	}
+	return 0
+}
+
 // Asks for MoveShard.
 type MoveShardRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1387,7 +1497,7 @@ type MoveShardRequest struct {
 
 func (x *MoveShardRequest) Reset() {
 	*x = MoveShardRequest{}
-	mi := &file_topics_v1_admin_service_proto_msgTypes[21]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1399,7 +1509,7 @@ func (x *MoveShardRequest) String() string {
 func (*MoveShardRequest) ProtoMessage() {}
 
 func (x *MoveShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_admin_service_proto_msgTypes[21]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1412,7 +1522,7 @@ func (x *MoveShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveShardRequest.ProtoReflect.Descriptor instead.
 func (*MoveShardRequest) Descriptor() ([]byte, []int) {
-	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{21}
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MoveShardRequest) GetShard() uint32 {
@@ -1440,7 +1550,7 @@ type MoveShardResponse struct {
 
 func (x *MoveShardResponse) Reset() {
 	*x = MoveShardResponse{}
-	mi := &file_topics_v1_admin_service_proto_msgTypes[22]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1452,7 +1562,7 @@ func (x *MoveShardResponse) String() string {
 func (*MoveShardResponse) ProtoMessage() {}
 
 func (x *MoveShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_admin_service_proto_msgTypes[22]
+	mi := &file_topics_v1_admin_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1465,7 +1575,7 @@ func (x *MoveShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveShardResponse.ProtoReflect.Descriptor instead.
 func (*MoveShardResponse) Descriptor() ([]byte, []int) {
-	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{22}
+	return file_topics_v1_admin_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MoveShardResponse) GetEpoch() uint64 {
@@ -1545,7 +1655,7 @@ const file_topics_v1_admin_service_proto_rawDesc = "" +
 	"\rnewest_format\x18\b \x01(\rR\fnewestFormat\x12\x1a\n" +
 	"\bcapacity\x18\t \x01(\rR\bcapacity\x12\x18\n" +
 	"\adrained\x18\n" +
-	" \x01(\bR\adrained\"\xd2\x01\n" +
+	" \x01(\bR\adrained\"\xe6\x01\n" +
 	"\fClusterShard\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x14\n" +
@@ -1553,7 +1663,8 @@ const file_topics_v1_admin_service_proto_rawDesc = "" +
 	"\x06number\x18\x04 \x01(\x04R\x06number\x12\x16\n" +
 	"\x06wanted\x18\x05 \x01(\tR\x06wanted\x128\n" +
 	"\tfollowers\x18\x06 \x03(\v2\x1a.topics.v1.ClusterFollowerR\tfollowers\x12\x16\n" +
-	"\x06target\x18\a \x01(\tR\x06target\"Z\n" +
+	"\x06target\x18\a \x01(\tR\x06target\x12\x12\n" +
+	"\x04zone\x18\b \x01(\tR\x04zone\"Z\n" +
 	"\x0fClusterFollower\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x1b\n" +
@@ -1562,7 +1673,12 @@ const file_topics_v1_admin_service_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04undo\x18\x02 \x01(\bR\x04undo\"+\n" +
 	"\x11DrainNodeResponse\x12\x16\n" +
-	"\x06shards\x18\x01 \x01(\rR\x06shards\"<\n" +
+	"\x06shards\x18\x01 \x01(\rR\x06shards\"A\n" +
+	"\x13SetShardZoneRequest\x12\x16\n" +
+	"\x06shards\x18\x01 \x03(\rR\x06shards\x12\x12\n" +
+	"\x04zone\x18\x02 \x01(\tR\x04zone\"4\n" +
+	"\x14SetShardZoneResponse\x12\x1c\n" +
+	"\telsewhere\x18\x01 \x01(\rR\telsewhere\"<\n" +
 	"\x10MoveShardRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\")\n" +
@@ -1571,7 +1687,7 @@ const file_topics_v1_admin_service_proto_rawDesc = "" +
 	"\rMetricsFormat\x12\x1e\n" +
 	"\x1aMETRICS_FORMAT_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13METRICS_FORMAT_TEXT\x10\x01\x12\x17\n" +
-	"\x13METRICS_FORMAT_JSON\x10\x022\xcd\x06\n" +
+	"\x13METRICS_FORMAT_JSON\x10\x022\xa3\a\n" +
 	"\fAdminService\x12i\n" +
 	"\tGetHealth\x12\x1b.topics.v1.GetHealthRequest\x1a\x1c.topics.v1.GetHealthResponse\"!\x82\xd3\xe4\x93\x02\x18Z\n" +
 	"\x12\b/healthz\x12\n" +
@@ -1585,7 +1701,8 @@ const file_topics_v1_admin_service_proto_rawDesc = "" +
 	"\n" +
 	"GetCluster\x12\x1c.topics.v1.GetClusterRequest\x1a\x1d.topics.v1.GetClusterResponse\"\x03\x90\x02\x01\x12K\n" +
 	"\tMoveShard\x12\x1b.topics.v1.MoveShardRequest\x1a\x1c.topics.v1.MoveShardResponse\"\x03\x90\x02\x02\x12K\n" +
-	"\tDrainNode\x12\x1b.topics.v1.DrainNodeRequest\x1a\x1c.topics.v1.DrainNodeResponse\"\x03\x90\x02\x02B\x8b\x01\n" +
+	"\tDrainNode\x12\x1b.topics.v1.DrainNodeRequest\x1a\x1c.topics.v1.DrainNodeResponse\"\x03\x90\x02\x02\x12T\n" +
+	"\fSetShardZone\x12\x1e.topics.v1.SetShardZoneRequest\x1a\x1f.topics.v1.SetShardZoneResponse\"\x03\x90\x02\x02B\x8b\x01\n" +
 	"\rcom.topics.v1B\x11AdminServiceProtoP\x01Z\"topics.test/sdk/topics/v1;topicsv1\xa2\x02\x03TXX\xaa\x02\tTopics.V1\xca\x02\tTopics\\V1\xe2\x02\x15Topics\\V1\\GPBMetadata\xea\x02\n" +
 	"Topics::V1b\x06proto3"
 
@@ -1602,7 +1719,7 @@ func file_topics_v1_admin_service_proto_rawDescGZIP() []byte {
 }
 
 var file_topics_v1_admin_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_topics_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_topics_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_topics_v1_admin_service_proto_goTypes = []any{
 	(MetricsFormat)(0),                // 0: topics.v1.MetricsFormat
 	(*GetHealthRequest)(nil),          // 1: topics.v1.GetHealthRequest
@@ -1626,8 +1743,10 @@ var file_topics_v1_admin_service_proto_goTypes = []any{
 	(*ClusterFollower)(nil),           // 19: topics.v1.ClusterFollower
 	(*DrainNodeRequest)(nil),          // 20: topics.v1.DrainNodeRequest
 	(*DrainNodeResponse)(nil),         // 21: topics.v1.DrainNodeResponse
-	(*MoveShardRequest)(nil),          // 22: topics.v1.MoveShardRequest
-	(*MoveShardResponse)(nil),         // 23: topics.v1.MoveShardResponse
+	(*SetShardZoneRequest)(nil),       // 22: topics.v1.SetShardZoneRequest
+	(*SetShardZoneResponse)(nil),      // 23: topics.v1.SetShardZoneResponse
+	(*MoveShardRequest)(nil),          // 24: topics.v1.MoveShardRequest
+	(*MoveShardResponse)(nil),         // 25: topics.v1.MoveShardResponse
 }
 var file_topics_v1_admin_service_proto_depIdxs = []int32{
 	5,  // 0: topics.v1.GetReadyResponse.writes_refused:type_name -> topics.v1.WritesRefused
@@ -1644,19 +1763,21 @@ var file_topics_v1_admin_service_proto_depIdxs = []int32{
 	11, // 11: topics.v1.AdminService.CreateCheckpoint:input_type -> topics.v1.CreateCheckpointRequest
 	13, // 12: topics.v1.AdminService.ReleaseCheckpoint:input_type -> topics.v1.ReleaseCheckpointRequest
 	15, // 13: topics.v1.AdminService.GetCluster:input_type -> topics.v1.GetClusterRequest
-	22, // 14: topics.v1.AdminService.MoveShard:input_type -> topics.v1.MoveShardRequest
+	24, // 14: topics.v1.AdminService.MoveShard:input_type -> topics.v1.MoveShardRequest
 	20, // 15: topics.v1.AdminService.DrainNode:input_type -> topics.v1.DrainNodeRequest
-	2,  // 16: topics.v1.AdminService.GetHealth:output_type -> topics.v1.GetHealthResponse
-	4,  // 17: topics.v1.AdminService.GetReady:output_type -> topics.v1.GetReadyResponse
-	7,  // 18: topics.v1.AdminService.GetMetrics:output_type -> topics.v1.GetMetricsResponse
-	9,  // 19: topics.v1.AdminService.ListBulkReaders:output_type -> topics.v1.ListBulkReadersResponse
-	12, // 20: topics.v1.AdminService.CreateCheckpoint:output_type -> topics.v1.CreateCheckpointResponse
-	14, // 21: topics.v1.AdminService.ReleaseCheckpoint:output_type -> topics.v1.ReleaseCheckpointResponse
-	16, // 22: topics.v1.AdminService.GetCluster:output_type -> topics.v1.GetClusterResponse
-	23, // 23: topics.v1.AdminService.MoveShard:output_type -> topics.v1.MoveShardResponse
-	21, // 24: topics.v1.AdminService.DrainNode:output_type -> topics.v1.DrainNodeResponse
-	16, // [16:25] is the sub-list for method output_type
-	7,  // [7:16] is the sub-list for method input_type
+	22, // 16: topics.v1.AdminService.SetShardZone:input_type -> topics.v1.SetShardZoneRequest
+	2,  // 17: topics.v1.AdminService.GetHealth:output_type -> topics.v1.GetHealthResponse
+	4,  // 18: topics.v1.AdminService.GetReady:output_type -> topics.v1.GetReadyResponse
+	7,  // 19: topics.v1.AdminService.GetMetrics:output_type -> topics.v1.GetMetricsResponse
+	9,  // 20: topics.v1.AdminService.ListBulkReaders:output_type -> topics.v1.ListBulkReadersResponse
+	12, // 21: topics.v1.AdminService.CreateCheckpoint:output_type -> topics.v1.CreateCheckpointResponse
+	14, // 22: topics.v1.AdminService.ReleaseCheckpoint:output_type -> topics.v1.ReleaseCheckpointResponse
+	16, // 23: topics.v1.AdminService.GetCluster:output_type -> topics.v1.GetClusterResponse
+	25, // 24: topics.v1.AdminService.MoveShard:output_type -> topics.v1.MoveShardResponse
+	21, // 25: topics.v1.AdminService.DrainNode:output_type -> topics.v1.DrainNodeResponse
+	23, // 26: topics.v1.AdminService.SetShardZone:output_type -> topics.v1.SetShardZoneResponse
+	17, // [17:27] is the sub-list for method output_type
+	7,  // [7:17] is the sub-list for method input_type
 	7,  // [7:7] is the sub-list for extension type_name
 	7,  // [7:7] is the sub-list for extension extendee
 	0,  // [0:7] is the sub-list for field type_name
@@ -1673,7 +1794,7 @@ func file_topics_v1_admin_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_topics_v1_admin_service_proto_rawDesc), len(file_topics_v1_admin_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   23,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

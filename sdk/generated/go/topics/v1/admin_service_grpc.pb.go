@@ -31,6 +31,7 @@ const (
 	AdminService_GetCluster_FullMethodName        = "/topics.v1.AdminService/GetCluster"
 	AdminService_MoveShard_FullMethodName         = "/topics.v1.AdminService/MoveShard"
 	AdminService_DrainNode_FullMethodName         = "/topics.v1.AdminService/DrainNode"
+	AdminService_SetShardZone_FullMethodName      = "/topics.v1.AdminService/SetShardZone"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -74,6 +75,12 @@ type AdminServiceClient interface {
 	// Errors: invalid_request for a node that does not live, or the only one that can own shards, or at a server that is
 	// no node of a cluster; not_ready if etcd does not answer.
 	DrainNode(ctx context.Context, in *DrainNodeRequest, opts ...grpc.CallOption) (*DrainNodeResponse, error)
+	// Lets shards prefer owners in a zone: they move there one by one as soon as the zone has a node, which GetCluster
+	// shows, and are owned elsewhere while it has none. Topics that name the zone are made in those shards.
+	// Scope: admin, of a key without prefixes. gRPC only.
+	// Errors: invalid_request for a shard that there is not, for what is no name of a zone, or at a server that is no node
+	// of a cluster; not_ready if etcd does not answer.
+	SetShardZone(ctx context.Context, in *SetShardZoneRequest, opts ...grpc.CallOption) (*SetShardZoneResponse, error)
 }
 
 type adminServiceClient struct {
@@ -174,6 +181,16 @@ func (c *adminServiceClient) DrainNode(ctx context.Context, in *DrainNodeRequest
 	return out, nil
 }
 
+func (c *adminServiceClient) SetShardZone(ctx context.Context, in *SetShardZoneRequest, opts ...grpc.CallOption) (*SetShardZoneResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetShardZoneResponse)
+	err := c.cc.Invoke(ctx, AdminService_SetShardZone_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -215,6 +232,12 @@ type AdminServiceServer interface {
 	// Errors: invalid_request for a node that does not live, or the only one that can own shards, or at a server that is
 	// no node of a cluster; not_ready if etcd does not answer.
 	DrainNode(context.Context, *DrainNodeRequest) (*DrainNodeResponse, error)
+	// Lets shards prefer owners in a zone: they move there one by one as soon as the zone has a node, which GetCluster
+	// shows, and are owned elsewhere while it has none. Topics that name the zone are made in those shards.
+	// Scope: admin, of a key without prefixes. gRPC only.
+	// Errors: invalid_request for a shard that there is not, for what is no name of a zone, or at a server that is no node
+	// of a cluster; not_ready if etcd does not answer.
+	SetShardZone(context.Context, *SetShardZoneRequest) (*SetShardZoneResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -251,6 +274,9 @@ func (UnimplementedAdminServiceServer) MoveShard(context.Context, *MoveShardRequ
 }
 func (UnimplementedAdminServiceServer) DrainNode(context.Context, *DrainNodeRequest) (*DrainNodeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DrainNode not implemented")
+}
+func (UnimplementedAdminServiceServer) SetShardZone(context.Context, *SetShardZoneRequest) (*SetShardZoneResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetShardZone not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -435,6 +461,24 @@ func _AdminService_DrainNode_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_SetShardZone_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetShardZoneRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).SetShardZone(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_SetShardZone_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).SetShardZone(ctx, req.(*SetShardZoneRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -477,6 +521,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DrainNode",
 			Handler:    _AdminService_DrainNode_Handler,
+		},
+		{
+			MethodName: "SetShardZone",
+			Handler:    _AdminService_SetShardZone_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

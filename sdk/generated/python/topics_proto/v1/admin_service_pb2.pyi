@@ -557,6 +557,7 @@ class ClusterShard(_message.Message):
     WANTED_FIELD_NUMBER: _builtins.int
     FOLLOWERS_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     """Number of the shard."""
     owner: _builtins.str
@@ -569,6 +570,8 @@ class ClusterShard(_message.Message):
     """Name of the node to which the shard is to be moved; empty if there is none."""
     target: _builtins.str
     """Name of the node that is to own it by the cluster's placement; empty while that is not known."""
+    zone: _builtins.str
+    """Zone that it prefers for its owner (SetShardZone); empty for none."""
     @_builtins.property
     def followers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterFollower]:
         """Followers of the shard, by name; while its owner does not answer, those that were caught up."""
@@ -583,10 +586,11 @@ class ClusterShard(_message.Message):
         wanted: _builtins.str = ...,
         followers: _abc.Iterable[Global___ClusterFollower] | None = ...,
         target: _builtins.str = ...,
+        zone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "followers", b"followers", "number", b"number", "owner", b"owner", "shard", b"shard", "target", b"target", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "followers", b"followers", "number", b"number", "owner", b"owner", "shard", b"shard", "target", b"target", "wanted", b"wanted", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -669,6 +673,56 @@ class DrainNodeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainNodeResponse: _TypeAlias = DrainNodeResponse  # noqa: Y015
+
+@_typing.final
+class SetShardZoneRequest(_message.Message):
+    """Asks for SetShardZone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARDS_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
+    zone: _builtins.str
+    """Zone that they are to prefer: 1 to 64 characters from A-Z a-z 0-9 . _ -. Default empty: none any more."""
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of the shards; at least one."""
+
+    def __init__(
+        self,
+        *,
+        shards: _abc.Iterable[_builtins.int] | None = ...,
+        zone: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shards", b"shards", "zone", b"zone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetShardZoneRequest: _TypeAlias = SetShardZoneRequest  # noqa: Y015
+
+@_typing.final
+class SetShardZoneResponse(_message.Message):
+    """Answers SetShardZone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ELSEWHERE_FIELD_NUMBER: _builtins.int
+    elsewhere: _builtins.int
+    """Number of these shards that have their owner in another zone at present."""
+    def __init__(
+        self,
+        *,
+        elsewhere: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elsewhere", b"elsewhere"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetShardZoneResponse: _TypeAlias = SetShardZoneResponse  # noqa: Y015
 
 @_typing.final
 class MoveShardRequest(_message.Message):

@@ -80,6 +80,11 @@ class AdminServiceStub:
                 request_serializer=topics_dot_v1_dot_admin__service__pb2.DrainNodeRequest.SerializeToString,
                 response_deserializer=topics_dot_v1_dot_admin__service__pb2.DrainNodeResponse.FromString,
                 _registered_method=True)
+        self.SetShardZone = channel.unary_unary(
+                '/topics.v1.AdminService/SetShardZone',
+                request_serializer=topics_dot_v1_dot_admin__service__pb2.SetShardZoneRequest.SerializeToString,
+                response_deserializer=topics_dot_v1_dot_admin__service__pb2.SetShardZoneResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -166,6 +171,17 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetShardZone(self, request, context):
+        """Lets shards prefer owners in a zone: they move there one by one as soon as the zone has a node, which GetCluster
+        shows, and are owned elsewhere while it has none. Topics that name the zone are made in those shards.
+        Scope: admin, of a key without prefixes. gRPC only.
+        Errors: invalid_request for a shard that there is not, for what is no name of a zone, or at a server that is no node
+        of a cluster; not_ready if etcd does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -213,6 +229,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DrainNode,
                     request_deserializer=topics_dot_v1_dot_admin__service__pb2.DrainNodeRequest.FromString,
                     response_serializer=topics_dot_v1_dot_admin__service__pb2.DrainNodeResponse.SerializeToString,
+            ),
+            'SetShardZone': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetShardZone,
+                    request_deserializer=topics_dot_v1_dot_admin__service__pb2.SetShardZoneRequest.FromString,
+                    response_serializer=topics_dot_v1_dot_admin__service__pb2.SetShardZoneResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -459,6 +480,33 @@ class AdminService:
             '/topics.v1.AdminService/DrainNode',
             topics_dot_v1_dot_admin__service__pb2.DrainNodeRequest.SerializeToString,
             topics_dot_v1_dot_admin__service__pb2.DrainNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetShardZone(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/topics.v1.AdminService/SetShardZone',
+            topics_dot_v1_dot_admin__service__pb2.SetShardZoneRequest.SerializeToString,
+            topics_dot_v1_dot_admin__service__pb2.SetShardZoneResponse.FromString,
             options,
             channel_credentials,
             insecure,

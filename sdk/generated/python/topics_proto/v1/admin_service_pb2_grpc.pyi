@@ -77,6 +77,13 @@ class AdminServiceStub:
     Errors: invalid_request for a node that does not live, or the only one that can own shards, or at a server that is
     no node of a cluster; not_ready if etcd does not answer.
     """
+    SetShardZone: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.SetShardZoneRequest, _admin_service_pb2.SetShardZoneResponse]
+    """Lets shards prefer owners in a zone: they move there one by one as soon as the zone has a node, which GetCluster
+    shows, and are owned elsewhere while it has none. Topics that name the zone are made in those shards.
+    Scope: admin, of a key without prefixes. gRPC only.
+    Errors: invalid_request for a shard that there is not, for what is no name of a zone, or at a server that is no node
+    of a cluster; not_ready if etcd does not answer.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -124,6 +131,13 @@ class AdminServiceAsyncStub(AdminServiceStub):
     Scope: admin, of a key without prefixes. gRPC only.
     Errors: invalid_request for a node that does not live, or the only one that can own shards, or at a server that is
     no node of a cluster; not_ready if etcd does not answer.
+    """
+    SetShardZone: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.SetShardZoneRequest, _admin_service_pb2.SetShardZoneResponse]  # type: ignore[assignment]
+    """Lets shards prefer owners in a zone: they move there one by one as soon as the zone has a node, which GetCluster
+    shows, and are owned elsewhere while it has none. Topics that name the zone are made in those shards.
+    Scope: admin, of a key without prefixes. gRPC only.
+    Errors: invalid_request for a shard that there is not, for what is no name of a zone, or at a server that is no node
+    of a cluster; not_ready if etcd does not answer.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -223,6 +237,19 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         Scope: admin, of a key without prefixes. gRPC only.
         Errors: invalid_request for a node that does not live, or the only one that can own shards, or at a server that is
         no node of a cluster; not_ready if etcd does not answer.
+        """
+
+    @_abc_1.abstractmethod
+    def SetShardZone(
+        self,
+        request: _admin_service_pb2.SetShardZoneRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.SetShardZoneResponse, _abc.Awaitable[_admin_service_pb2.SetShardZoneResponse]]:
+        """Lets shards prefer owners in a zone: they move there one by one as soon as the zone has a node, which GetCluster
+        shows, and are owned elsewhere while it has none. Topics that name the zone are made in those shards.
+        Scope: admin, of a key without prefixes. gRPC only.
+        Errors: invalid_request for a shard that there is not, for what is no name of a zone, or at a server that is no node
+        of a cluster; not_ready if etcd does not answer.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -225,7 +225,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The topic is a queue, and the call needs a log. Detail: `sqlstate`, and the place.
     HTTP 409, gRPC FAILED_PRECONDITION.
     """
-    ERROR_REASON_QUERY_TOO_LARGE: _ErrorReason.ValueType  # 49
+    ERROR_REASON_ZONE_NOT_FOUND: _ErrorReason.ValueType  # 49
+    """No shard of a cluster prefers the zone that a new topic names; at a server that is no node of a cluster none does.
+    Detail: `zone`.
+    HTTP 404, gRPC NOT_FOUND.
+    """
+    ERROR_REASON_QUERY_TOO_LARGE: _ErrorReason.ValueType  # 50
     """A query needs more memory than the server gives to one. Detail: `sqlstate`, and the place.
     HTTP 413, gRPC RESOURCE_EXHAUSTED.
     """
@@ -435,7 +440,12 @@ ERROR_REASON_NOT_A_LOG: ErrorReason.ValueType  # 48
 """The topic is a queue, and the call needs a log. Detail: `sqlstate`, and the place.
 HTTP 409, gRPC FAILED_PRECONDITION.
 """
-ERROR_REASON_QUERY_TOO_LARGE: ErrorReason.ValueType  # 49
+ERROR_REASON_ZONE_NOT_FOUND: ErrorReason.ValueType  # 49
+"""No shard of a cluster prefers the zone that a new topic names; at a server that is no node of a cluster none does.
+Detail: `zone`.
+HTTP 404, gRPC NOT_FOUND.
+"""
+ERROR_REASON_QUERY_TOO_LARGE: ErrorReason.ValueType  # 50
 """A query needs more memory than the server gives to one. Detail: `sqlstate`, and the place.
 HTTP 413, gRPC RESOURCE_EXHAUSTED.
 """

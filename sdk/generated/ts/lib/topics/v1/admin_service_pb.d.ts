@@ -605,6 +605,13 @@ export declare type ClusterShard = Message<"topics.v1.ClusterShard"> & {
    * @generated from field: string target = 7;
    */
   target: string;
+
+  /**
+   * Zone that it prefers for its owner (SetShardZone); empty for none.
+   *
+   * @generated from field: string zone = 8;
+   */
+  zone: string;
 };
 
 /**
@@ -693,6 +700,53 @@ export declare type DrainNodeResponse = Message<"topics.v1.DrainNodeResponse"> &
  * Use `create(DrainNodeResponseSchema)` to create a new message.
  */
 export declare const DrainNodeResponseSchema: GenMessage<DrainNodeResponse>;
+
+/**
+ * Asks for SetShardZone.
+ *
+ * @generated from message topics.v1.SetShardZoneRequest
+ */
+export declare type SetShardZoneRequest = Message<"topics.v1.SetShardZoneRequest"> & {
+  /**
+   * Numbers of the shards; at least one.
+   *
+   * @generated from field: repeated uint32 shards = 1;
+   */
+  shards: number[];
+
+  /**
+   * Zone that they are to prefer: 1 to 64 characters from A-Z a-z 0-9 . _ -. Default empty: none any more.
+   *
+   * @generated from field: string zone = 2;
+   */
+  zone: string;
+};
+
+/**
+ * Describes the message topics.v1.SetShardZoneRequest.
+ * Use `create(SetShardZoneRequestSchema)` to create a new message.
+ */
+export declare const SetShardZoneRequestSchema: GenMessage<SetShardZoneRequest>;
+
+/**
+ * Answers SetShardZone.
+ *
+ * @generated from message topics.v1.SetShardZoneResponse
+ */
+export declare type SetShardZoneResponse = Message<"topics.v1.SetShardZoneResponse"> & {
+  /**
+   * Number of these shards that have their owner in another zone at present.
+   *
+   * @generated from field: uint32 elsewhere = 1;
+   */
+  elsewhere: number;
+};
+
+/**
+ * Describes the message topics.v1.SetShardZoneResponse.
+ * Use `create(SetShardZoneResponseSchema)` to create a new message.
+ */
+export declare const SetShardZoneResponseSchema: GenMessage<SetShardZoneResponse>;
 
 /**
  * Asks for MoveShard.
@@ -886,6 +940,20 @@ export declare const AdminService: GenService<{
     methodKind: "unary";
     input: typeof DrainNodeRequestSchema;
     output: typeof DrainNodeResponseSchema;
+  },
+  /**
+   * Lets shards prefer owners in a zone: they move there one by one as soon as the zone has a node, which GetCluster
+   * shows, and are owned elsewhere while it has none. Topics that name the zone are made in those shards.
+   * Scope: admin, of a key without prefixes. gRPC only.
+   * Errors: invalid_request for a shard that there is not, for what is no name of a zone, or at a server that is no node
+   * of a cluster; not_ready if etcd does not answer.
+   *
+   * @generated from rpc topics.v1.AdminService.SetShardZone
+   */
+  setShardZone: {
+    methodKind: "unary";
+    input: typeof SetShardZoneRequestSchema;
+    output: typeof SetShardZoneResponseSchema;
   },
 }>;
 
