@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from bench import (
+    analytics,
     clients,
     cluster,
     cluster_shards,
@@ -45,6 +46,7 @@ _GROUPS = {
     "spark": spark.run,
     "pgwire": pgwire.run,
     "sql": sql.run,
+    "analytics": analytics.run,
     "length": length.run,
     "tags": tags.run,
     "scale": scale.run,

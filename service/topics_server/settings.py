@@ -315,6 +315,12 @@ class Settings:
     sql_statement_timeout: int = _setting(
         "TOPICS_SQL_STATEMENT_TIMEOUT", 30, "maximum time of one SQL statement, without its wait for durability"
     )
+    sql_cache_bytes: int = _setting(
+        "TOPICS_SQL_CACHE_BYTES", 256 << 20, "maximum memory of tables that are kept for analytical queries"
+    )
+    sql_memory_bytes: int = _setting(
+        "TOPICS_SQL_MEMORY_BYTES", 512 << 20, "maximum memory in which analytical queries compute"
+    )
     max_topics: int = _setting("TOPICS_MAX_TOPICS", 100_000, "maximum topics, counted by partitions; 0 is unlimited")
     max_partitions: int = _setting("TOPICS_MAX_PARTITIONS", 1000, "maximum partitions of one topic")
     max_routers: int = _setting("TOPICS_MAX_ROUTERS", 10_000, "maximum routers; 0 is unlimited")

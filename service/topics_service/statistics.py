@@ -46,13 +46,15 @@ class CacheStatistics:
 
 @dataclass(slots=True)
 class SqlStatistics:
-    """Statements of SQL by kind, such as `Insert`, requests that failed, rows, statements that took too long."""
+    """Statements of SQL by kind, such as `Insert`, requests that failed, rows, statements that took too long, and the
+    time that analytical queries took."""
 
     statements: Counter[str] = field(default_factory=Counter)
     failed: int = 0
     rows_read: int = 0
     rows_changed: int = 0
     timeouts: int = 0
+    analysis_seconds: float = 0.0
 
 
 @dataclass(slots=True)

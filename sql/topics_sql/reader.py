@@ -59,6 +59,8 @@ class Reader:
 
 BINDERS: Final[dict[type, Callable[[Context, Any], Action]]] = {
     syntax.Select: queries.select,
+    syntax.Compound: queries.select,
+    syntax.Values: queries.select,
     syntax.Insert: changes.insert,
     syntax.Update: changes.update,
     syntax.Delete: changes.delete,

@@ -29,6 +29,7 @@ from topics_service.api.routers import RoutersApi
 from topics_service.api.scheduling.batcher import WriteBatcher
 from topics_service.api.scheduling.commit import Commit
 from topics_service.api.scheduling.pressure import Pressure, Shortage
+from topics_service.api.sql.analysis.api import Analyses
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.sql.reader import SqlReader
@@ -163,6 +164,7 @@ class TopicsApi:
         *,
         settings: Sequence[SettingLine] = (),
         timeout_seconds: float = 30.0,
+        analyses: Analyses | None = None,
     ) -> SqlApi:
         """Serve SQL, read by `reader`; call it once, before the protocols are set up."""
         statements = UserStatements(self._admit, self._settle, users, passwords)
@@ -177,9 +179,11 @@ class TopicsApi:
             statistics=self.metrics.sql,
             observers=self.observers,
             timeout_seconds=timeout_seconds,
+            analyses=analyses,
         )
         self.sql.parts = self.parts
         self.metrics.caches["plans"] = self.sql.plans
+        self.metrics.caches["arrow"] = self.sql.analyses
         return self.sql
 
     def cluster_id(self) -> str:

@@ -124,6 +124,7 @@ def sql(statistics: SqlStatistics) -> Iterator[Metric]:
     yield counter("sql_timeouts", "Statements that took longer than they may.", statistics.timeouts)
     yield counter("sql_rows_read", "Rows in results of SELECT.", statistics.rows_read)
     yield counter("sql_rows_changed", "Rows that were inserted, updated or deleted.", statistics.rows_changed)
+    yield counter("sql_analysis_seconds", "Time that analytical queries took.", statistics.analysis_seconds)
 
 
 def requests(

@@ -15,6 +15,8 @@ from topics_service.api.parts import PartsApi
 from topics_service.api.placements import Placements
 from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.sql import rights
+from topics_service.api.sql.analysis.api import Analyses
+from topics_service.api.sql.analysis.duck import StoppedError
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.joining import JoinedInserts
 from topics_service.api.sql.outcomes import (
@@ -33,7 +35,7 @@ from topics_service.api.sql.plancache import MAX_TEXT, PlanCache, Script
 from topics_service.api.sql.reader import SqlReader
 from topics_service.api.sql.requests import AckRequest, ConsumeRequest, ResultColumn, SqlReply, SqlRequest, SqlResult
 from topics_service.api.sql.seenschema import SeenSchema
-from topics_service.api.sql.system import SystemTables
+from topics_service.api.sql.system import SystemRows, SystemTables
 from topics_service.api.sql.users import UserStatements
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError, invalid
@@ -76,6 +78,7 @@ class SqlApi:
         statistics: SqlStatistics,
         observers: Observers = NO_OBSERVERS,
         timeout_seconds: float = 30.0,
+        analyses: Analyses | None = None,
     ) -> None:
         """`admit` gives the engine or refuses every call, `settle` waits until a ticket is durable."""
         self.admit = admit
@@ -86,6 +89,7 @@ class SqlApi:
         self.system = system
         self.observers = observers
         self.timeout_seconds = timeout_seconds
+        self.analyses = analyses or Analyses()
         self.parts: PartsApi | None = None
         """The parts of topics in other shards, which learn of definitions before these are acknowledged."""
         self.placements: Placements | None = None
@@ -175,7 +179,7 @@ class Run:
         action = plan.action
         self._api.statistics.statements[type(action).__name__] += 1
         self._authorize(action)
-        if isinstance(action, plans.Select):
+        if isinstance(action, plans.QUERIES):
             return await self._read(plan)
         if isinstance(action, _CHANGES):
             return await self._change(plan)
@@ -226,24 +230,39 @@ class Run:
         """Run a query, once more if a definition of its table is written and not durable yet: after it then."""
         if self._transaction is not None:
             plan = self._plan(newest=True)
-            return await self._select(cast("plans.Select", plan.action), self._parameters(plan))
+            return await self._select(cast("plans.Query", plan.action), self._parameters(plan))
         try:
-            return await self._select(cast("plans.Select", plan.action), self._parameters(plan))
+            return await self._select(cast("plans.Query", plan.action), self._parameters(plan))
         except TopicsError as error:
             if (error.detail or {}).get("sqlstate") != STALE:
                 raise
         await self._api.settle(self._api.tables.catalog.ticket)
         plan = self._plan()
-        return await self._select(cast("plans.Select", plan.action), self._parameters(plan))
+        return await self._select(cast("plans.Query", plan.action), self._parameters(plan))
 
-    async def _select(self, action: plans.Select, parameters: Sequence[Value]) -> SqlResult:
+    async def _select(self, action: plans.Query, parameters: Sequence[Value]) -> SqlResult:
         system = self._api.system.seen_by(self._principal)
-        if self._transaction is not None and isinstance(action.source, plans.TableSource):
+        if isinstance(action, plans.Analysis):
+            outcome = await self._analyze(action, parameters, system)
+        elif self._transaction is not None and isinstance(action.source, plans.TableSource):
             outcome = await self._finish(self._transaction.run(action, parameters))
         else:
             outcome = await self._finish(self._api.tables.select(action, parameters, system))
         self._api.statistics.rows_read += outcome.row_count
         return SqlResult(columns=outputs_of(action.outputs), rows=outcome.rows, row_count=outcome.row_count)
+
+    async def _analyze(self, action: plans.Analysis, parameters: Sequence[Value], system: SystemRows) -> Outcome:
+        if self._transaction is not None:
+            message = f"a query with {action.why} can't be in a transaction"
+            raise sql_error(Reason.UNSUPPORTED_SQL, message)
+        api = self._api
+        started = time.perf_counter()
+        try:
+            return await api.analyses.run(action, parameters, api.tables, system, self._deadline, self._finish)
+        except StoppedError:
+            raise self._timed_out() from None
+        finally:
+            api.statistics.analysis_seconds += time.perf_counter() - started
 
     # ------------------------------------------------------------------------------------------------ writing
 

@@ -273,8 +273,8 @@ class _Statement(Run):
         await self._api.settle(transaction.ticket)
         return result
 
-    async def _select(self, action: plans.Select, parameters: Sequence[Value]) -> SqlResult:
-        if not self._is_paged or self._transaction is not None:
+    async def _select(self, action: plans.Query, parameters: Sequence[Value]) -> SqlResult:
+        if not self._is_paged or self._transaction is not None or isinstance(action, plans.Analysis):
             return await super()._select(action, parameters)
         system = self._api.system.seen_by(self._principal)
         steps = cast("Generator[Any, None, None]", self._api.tables.rows(action, parameters, system))
@@ -439,15 +439,15 @@ _OF_TRANSACTIONS: Final = (
     plans.Begin | plans.Commit | plans.Rollback | plans.Savepoint | plans.RollbackTo | plans.Release
 )
 _READING: Final = (
-    plans.Select | plans.Consume | plans.Explain | plans.Use | plans.Nothing | plans.Begin | plans.Commit
-    | plans.Rollback | plans.Savepoint | plans.RollbackTo | plans.Release
+    plans.Select | plans.Analysis | plans.Consume | plans.Explain | plans.Use | plans.Nothing | plans.Begin
+    | plans.Commit | plans.Rollback | plans.Savepoint | plans.RollbackTo | plans.Release
 )  # fmt: skip
 
 
 def columns_of(action: plans.Action) -> tuple[ResultColumn, ...] | None:
     """The columns of the rows that a statement answers; None for none."""
     match action:
-        case plans.Select(outputs=outputs):
+        case plans.Select(outputs=outputs) | plans.Analysis(outputs=outputs):
             return outputs_of(outputs)
         case plans.Insert(returning=returning) | plans.Update(returning=returning) | plans.Delete(returning=returning):
             return outputs_of(returning) if returning else None

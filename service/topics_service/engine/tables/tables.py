@@ -2,7 +2,7 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, Protocol
 from weakref import ref
@@ -27,7 +27,8 @@ from topics_service.engine.tables.transaction import Events, NoEvents, TableTran
 from topics_service.engine.tables.types import Value
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
-from topics_service.storage.store import Reader
+from topics_service.storage import keys
+from topics_service.storage.store import Family, Reader
 
 _STATEMENTS: Final = 1024
 """Compiled statements that are kept, by the plan object."""
@@ -45,6 +46,24 @@ class Collector(Protocol):
     def collect(self) -> Events:
         """The events of one transaction, none yet."""
         ...
+
+
+class Moment:
+    """The rows of some tables as they are visible at one moment. Scans have to begin before anything is written."""
+
+    def __init__(self, tables: "Tables", wanted: Iterable[Table]) -> None:
+        self._rows = tables.writer.store.snapshot()
+        self._layers = {table.number: tables.pending.layer(table.number) for table in wanted}
+
+    def reader(self, table: Table) -> Reader:
+        """The rows of one of them."""
+        layer = self._layers[table.number]
+        return self._rows if layer is None else LayeredReader(self._rows, layer)
+
+    def waiting(self, table: Table) -> Sequence[bytes]:
+        """The keys of rows whose newest values are not visible yet."""
+        layer = self._layers[table.number]
+        return () if layer is None else layer.keys(Family.ROWS, *keys.prefix_range(keys.u64(table.number)))
 
 
 class Tables:
@@ -76,6 +95,8 @@ class Tables:
         self.catalog.on_changed.append(self._forget)
         self.pending = Pending(writer)
         self.routing: Collector | None = None
+        self.on_rows: Callable[[Iterable[int], Mapping[bytes, bytes | None]], None] | None = None
+        """Called after each commit with the tables that it touched and the rows that it changed, by their keys."""
         self.builds = Builds(self)
         self.removals = Removals(writer)
         self.definitions = Definitions(self)
@@ -189,6 +210,14 @@ class Tables:
 
         return visible
 
+    def moment(self, wanted: Iterable[Table]) -> Moment:
+        """The rows of tables as they are visible now."""
+        return Moment(self, wanted)
+
+    def for_reading(self, table: Table) -> TableRuntime:
+        """The compiled form of a table for a query of all its rows. Raises as `runtime`."""
+        return self._for_reading(plans.TableSource(table, plans.Scan()))
+
     def at(self, now_us: int, steps: Steps) -> Steps:
         """Run a statement to which it is this time (microseconds since 1970) in all of its slices.
 
@@ -260,7 +289,7 @@ class Tables:
                 return TableRuntime(found, self.environment)
         return self.runtime(table)
 
-    def compiled(self, action: plans.Query | plans.Change) -> execution.Statement:
+    def compiled(self, action: plans.Select | plans.Change) -> execution.Statement:
         """The compiled form of a plan. Raises as `runtime`."""
         known = self._statements.get(id(action))
         if known is not None and known[0] is action:
@@ -276,7 +305,7 @@ class Tables:
             self._statements.popitem(last=False)
         return statement
 
-    def _compile(self, action: plans.Query | plans.Change) -> tuple[TableRuntime | None, execution.Statement]:
+    def _compile(self, action: plans.Select | plans.Change) -> tuple[TableRuntime | None, execution.Statement]:
         if isinstance(action, plans.Select):
             select = self._select(action)
             return select.runtime, InTransaction(select)
@@ -304,7 +333,7 @@ class Tables:
             self.commits.pop(number, None)
 
 
-def _is_small(action: plans.Query | plans.Change) -> bool:
+def _is_small(action: plans.Select | plans.Change) -> bool:
     """Return whether a plan takes so little memory that many may be kept."""
     if isinstance(action, plans.Insert):
         return len(action.rows) * len(action.columns) <= _SMALL and (action.select is None or _is_small(action.select))

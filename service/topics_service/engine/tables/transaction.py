@@ -81,7 +81,7 @@ class TableTransaction:
 
     # ---------------------------------------------------------------- statements
 
-    def run(self, action: plans.Query | plans.Change, parameters: Sequence[Value] = ()) -> Steps:
+    def run(self, action: plans.Select | plans.Change, parameters: Sequence[Value] = ()) -> Steps:
         """Run a statement in slices; it sees the changes of those before it.
 
         After an error the transaction can only be rolled back, as a whole or to a savepoint: `transaction_error`.
@@ -90,7 +90,7 @@ class TableTransaction:
         """
         return self.run_many(action, (parameters,))
 
-    def run_many(self, action: plans.Query | plans.Change, rows: Sequence[Sequence[Value]]) -> Steps:
+    def run_many(self, action: plans.Select | plans.Change, rows: Sequence[Sequence[Value]]) -> Steps:
         """Run a statement for each of these rows of parameters, in order; the outcome is that of all. See `run`."""
         self._check()
         statement = self._tables.compiled(action)
@@ -145,6 +145,8 @@ class TableTransaction:
         tables.last_commit += 1
         for number in self._touched:
             tables.commits[number] = tables.last_commit
+        if tables.on_rows is not None:
+            tables.on_rows(self._touched, staged.rows)
         if waits:
             tables.pending.add(
                 tx.ticket,

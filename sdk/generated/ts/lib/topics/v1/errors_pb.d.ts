@@ -468,6 +468,14 @@ export enum ErrorReason {
    * @generated from enum value: ERROR_REASON_ZONE_NOT_FOUND = 49;
    */
   ZONE_NOT_FOUND = 49,
+
+  /**
+   * A query needs more memory than the server gives to one. Detail: `sqlstate`, and the place.
+   * HTTP 413, gRPC RESOURCE_EXHAUSTED.
+   *
+   * @generated from enum value: ERROR_REASON_QUERY_TOO_LARGE = 50;
+   */
+  QUERY_TOO_LARGE = 50,
 }
 
 /**
