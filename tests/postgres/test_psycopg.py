@@ -58,6 +58,27 @@ def test_a_parameter_without_context_has_the_type_of_the_client(db: psycopg.Conn
     assert "  primary key (id)" in [line for (line,) in plan]
 
 
+@pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
+def test_a_join_with_groups_and_a_parameter(db: psycopg.Connection[Any], binary: bool) -> None:
+    db.execute("CREATE TABLE buyers (id BIGINT PRIMARY KEY, name TEXT)")
+    db.execute("CREATE TABLE bought (id BIGINT PRIMARY KEY, buyer BIGINT, price DECIMAL(12, 2))")
+    db.execute("INSERT INTO buyers VALUES (1, 'ann'), (2, 'bo')")
+    db.execute("INSERT INTO bought VALUES (1, 1, 2.50), (2, 1, 3.25), (3, 2, 1.00)")
+    joined = (
+        "SELECT b.name, count(*), sum(o.price) FROM buyers b JOIN bought o ON o.buyer = b.id WHERE o.price > %s "
+        "GROUP BY b.name ORDER BY b.name"
+    )
+    with db.cursor(binary=binary) as cursor:
+        cursor.execute(joined, (Decimal("1.50"),))
+        assert cursor.statusmessage == "SELECT 1"
+        assert cursor.fetchall() == [("ann", 2, Decimal("5.75"))]
+        db.execute("UPDATE bought SET price = 9 WHERE id = 3")
+        assert cursor.execute(joined, (Decimal("1.50"),)).fetchall()[1] == ("bo", 1, Decimal(9))
+    with db.transaction():
+        db.execute("SET TRANSACTION READ ONLY")
+        assert db.execute(joined, (Decimal(0),)).rowcount == 2
+
+
 def test_what_a_statement_did_is_told(db: psycopg.Connection[Any]) -> None:
     cursor = db.execute("INSERT INTO t VALUES (1, 'a', 1), (2, 'b', 2) RETURNING id")
     assert (cursor.statusmessage, cursor.rowcount, cursor.fetchall()) == ("INSERT 0 2", 2, [(1,), (2,)])
