@@ -16,7 +16,7 @@ _MIDDLE: Final = 100_000
 _BATCH: Final = 10_000
 _TIMES: Final = 15
 _QUERY: Final = "SELECT g, count(*), sum(n), avg(x) FROM {} GROUP BY g ORDER BY g"
-_PLAIN: Final = "SELECT f2, count(*), sum(f3), avg(f4) FROM t GROUP BY f2 ORDER BY f2"
+_PLAIN: Final = "SELECT f1, count(*), sum(f2), avg(f3) FROM t GROUP BY f1 ORDER BY f1"
 
 
 def run(directory: Path) -> list[Row]:

@@ -60,7 +60,7 @@ CASES: dict[str, tuple[Sql, ...]] = {
         ),
         Sql("SELECT id FROM {n}.t WHERE id IN (SELECT t FROM {n}.other) ORDER BY rank() OVER (ORDER BY id DESC)",
             results=[[[3], [1]]]),
-        Sql("SELECT name,\n price FROM {n}.t GROUP BY name", error=("syntax_error", "42803"), place=(2, 2, None)),
+        Sql("SELECT name,\n price FROM {n}.t GROUP BY name", error=("syntax_error", "42803"), place=(2, 2, 0)),
         Sql("SELECT sum(id) / 0 FROM {n}.t", error=("division_by_zero", "22012")),
         Sql("SELECT count(*) FROM read_csv('/etc/passwd')", error=("unsupported_sql", "0A000")),
         Sql("SELECT read_text('/etc/passwd'), max(id) FROM {n}.t", error=("function_not_found", "42883")),

@@ -1,4 +1,4 @@
-"""Functions over rows together: aggregates, and functions of windows. Types are those of PostgreSQL."""
+"""Functions over rows together: aggregates, and functions of windows. Types are those of PostgreSQL but for sums."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -46,7 +46,7 @@ def _same(types: Types) -> Type | None:
 
 def _sum(types: Types) -> Type | None:
     kind = types[0].kind if types[0] else Kind.BIGINT
-    if kind in (Kind.SMALLINT, Kind.INTEGER):
+    if kind in INTEGERS:
         return _BIGINT
     return Type(kind) if kind in FLOATS else _DECIMAL
 
@@ -82,7 +82,7 @@ def _shifted(name: str, summary: str) -> Function:
 _LIST: Final = (
     Function("count", "count(* or value)", "the number of rows, or of values that are not NULL", (_ANY,),
              _always(_BIGINT), wanted=(_TEXT,)),
-    Function("sum", "sum(number)", "the sum; BIGINT of smaller integers, DECIMAL of BIGINT", (NUMBERS,), _sum,
+    Function("sum", "sum(number)", "the sum; BIGINT of integers", (NUMBERS,), _sum,
              wanted=(_BIGINT,)),
     Function("avg", "avg(number)", "the mean; DECIMAL with 16 decimals of integers and DECIMAL", (NUMBERS,), _average,
              wanted=(_DOUBLE,)),

@@ -233,7 +233,7 @@ class Text:
         if name == "count" and not arguments:
             return f"count(*){filtered}{over}"
         if name == "sum" and kind is not None and kind.kind in INTEGERS:
-            return f"CAST({written('sum')} AS {'BIGINT' if kind.kind is not Kind.BIGINT else 'DECIMAL(38, 0)'})"
+            return f"CAST({written('sum')} AS BIGINT)"
         if name == "avg" and kind is not None and kind.kind not in FLOATS:
             total = f"CAST({written('sum')} AS VARCHAR)"
             return self._divided(total, f"CAST({written('count')} AS VARCHAR)")
