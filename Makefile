@@ -12,9 +12,10 @@ STAMP_CLUSTER := $(VENV)/.installed-cluster
 NODE_CLIENTS := tests/clients/node_modules/.installed
 SDK_CLIENTS := build/sdk-clients/.built
 KAFKA_CLIENTS := build/kafka-clients/.built
+POSTGRES_CLIENTS := build/postgres-clients/.built
 SPARKS := 4.1 4.2 4.3
 # Folders of tests in the order in which they start, the longest first.
-FOLDERS := spark sdk cli kafka engine shards crash protocols backup lakehouse corruption security simulation gateway docs packaging app \
+FOLDERS := spark sdk cli kafka engine shards crash postgres protocols backup lakehouse corruption security simulation gateway docs packaging app \
 	fuzz observability api soak storage proto sql cluster
 JOBS ?= 3
 
@@ -76,6 +77,10 @@ $(SDK_CLIENTS): $(filter-out %node_modules,$(wildcard tests/sdk/languages/setup.
 $(KAFKA_CLIENTS): $(filter-out %node_modules,$(wildcard tests/kafka/clients/*.sh tests/kafka/clients/java/* tests/kafka/clients/go/* tests/kafka/clients/node/*.json))
 	@tests/kafka/clients/setup.sh && touch $@ || test $$? -eq 3
 
+# The drivers of PostgreSQL of other languages, likewise.
+$(POSTGRES_CLIENTS): $(filter-out %node_modules,$(wildcard tests/postgres/clients/*.sh tests/postgres/clients/java/* tests/postgres/clients/go/* tests/postgres/clients/node/*.json))
+	@tests/postgres/clients/setup.sh && touch $@ || test $$? -eq 3
+
 # Each version of Spark in an environment of its own, for the tests of the connector with it.
 build/spark-%/.installed: $(STAMP_DEV) tests/spark/matrix/setup.sh
 	@tests/spark/matrix/setup.sh $* $(@D) && touch $@
@@ -89,7 +94,7 @@ run-cluster: $(STAMP_CLUSTER)
 
 # All tests, JOBS folders at a time: most tests wait for servers, clients and clocks. The clients come first, for make starts
 # what has to wait for others last.
-CLIENTS := $(KAFKA_CLIENTS) $(SDK_CLIENTS) build/spark-4.1/.installed build/spark-4.3/.installed $(NODE_CLIENTS)
+CLIENTS := $(KAFKA_CLIENTS) $(POSTGRES_CLIENTS) $(SDK_CLIENTS) build/spark-4.1/.installed build/spark-4.3/.installed $(NODE_CLIENTS)
 IN_PARALLEL := --no-print-directory --jobs $(JOBS) --keep-going IN_LANES=1
 test: setup-dev
 	@$(MAKE) $(IN_PARALLEL) $(CLIENTS)
@@ -106,6 +111,7 @@ test-sdk: PATHS = tests/sdk --ignore tests/sdk/cli
 test-docs test-gateway test-protocols test-security: $(NODE_CLIENTS)
 test-docs test-sdk: $(SDK_CLIENTS)
 test-kafka: $(KAFKA_CLIENTS)
+test-postgres: $(POSTGRES_CLIENTS)
 test-lakehouse test-spark: build/spark-4.1/.installed build/spark-4.3/.installed
 
 lint: lint-code lint-generated

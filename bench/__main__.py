@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from bench import (
+    analytics,
     clients,
     cluster,
     cluster_shards,
@@ -16,6 +17,7 @@ from bench import (
     many_topics,
     nodes,
     owners,
+    pgwire,
     processes,
     queue,
     routers,
@@ -42,7 +44,9 @@ _GROUPS = {
     "queue": queue.run,
     "kafka": kafka.run,
     "spark": spark.run,
+    "pgwire": pgwire.run,
     "sql": sql.run,
+    "analytics": analytics.run,
     "length": length.run,
     "tags": tags.run,
     "scale": scale.run,

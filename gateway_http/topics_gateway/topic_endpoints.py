@@ -15,7 +15,7 @@ from topics_service.engine.model import Identity, ListTopicsRequest, QueueCounte
 
 _PAGE_SIZE: Final = 100
 _PAGE_SIZE_MAX: Final = 1000
-_BESIDE_CONFIG: Final = frozenset({"partition_count", "placement"})
+_BESIDE_CONFIG: Final = frozenset({"partition_count", "placement", "zone"})
 
 
 class TopicEndpoints:
@@ -35,6 +35,7 @@ class TopicEndpoints:
             principal=request.principal,
             partition_count=beside.integer("partition_count", low=1),
             placement=beside.text("placement") or "",
+            zone=beside.text("zone") or "",
         )
         return json_response(
             201 if reply.created else 200,
@@ -139,7 +140,8 @@ def _identity(identity: Identity) -> dict[str, Any]:
         "rrl": identity.rrl,
         "epoch": identity.epoch,
         **_partition_count(identity.partition_count),
-        **({"placement": identity.placement} if identity.placement else {}),
+        **({"placement": group} if (group := identity.group) else {}),
+        **({"zone": zone} if (zone := identity.zone) else {}),
     }
 
 

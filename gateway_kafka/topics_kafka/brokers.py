@@ -60,7 +60,7 @@ class BrokerView:
         self._me = brokers.me.node_id
         self._ids = {node.node_id for node in nodes}
         self._leaders: dict[int, tuple[Broker | None, int]] = {}
-        self._partitions: dict[tuple[int, int, int], list[dict[str, Any]]] = {}
+        self._partitions: dict[tuple[int, ...], list[dict[str, Any]]] = {}
 
     def leader(self, shard: int) -> tuple[Broker | None, int]:
         """The node that stands for the owner of a shard, and the shard's epoch; None while there is no owner."""
@@ -115,20 +115,23 @@ class BrokerView:
         if all(each["node_id"] != leader.node_id for each in endpoints):
             endpoints.append(shown(leader))
 
-    def partitions(self, first: int, step: int, shards: int, count: int) -> list[dict[str, Any]]:
-        """The partitions of a topic in Metadata: the first one is in the shard `first` of all `shards`, and each other
-        one `step` after the one before. Cached: do not modify."""
-        key = first, step, count
+    def partitions(self, first: int, shards: int, count: int) -> list[dict[str, Any]]:
+        """The partitions of a topic in Metadata, the first of which is in the shard `first` of all `shards`, each other
+        one in the next. Cached: do not modify."""
+        found = self._partitions.get((first, count))
+        return found or self.partitions_in([(first + number) % shards for number in range(shards)], (first, count))
+
+    def partitions_in(self, shards: Sequence[int], key: tuple[int, ...]) -> list[dict[str, Any]]:
+        """The same of one whose partitions are in these shards in turn; `key` names them, and ends with the number of
+        partitions."""
+        count = key[-1]
         found = self._partitions.get(key)
         if found is None:
             if len(self._partitions) >= _MAX_LISTS:
                 self._partitions.clear()
-            by_shard = {}
-            for number in range(min(count, shards)):
-                shard = (first + number * step) % shards
-                by_shard[number % shards] = self._partition(shard)
+            each = [*map(self._partition, shards[:count])]
             found = self._partitions[key] = [
-                {"partition_index": number, **by_shard[number % shards]} for number in range(count)
+                {"partition_index": number, **each[number % len(each)]} for number in range(count)
             ]
         return found
 

@@ -14,7 +14,9 @@ from msgspec.structs import asdict
 
 from topics_service.api.catalog import TopicView
 from topics_service.engine.batches import LOG_APPEND_TIME, TIMESTAMP_TYPE
+from topics_service.engine.errors import TopicsError
 from topics_service.engine.model import ConfigInput, Discard, Durability, TopicConfig
+from topics_service.engine.names import check_zone
 
 I32_MAX: Final = (1 << 31) - 1
 I64_MAX: Final = (1 << 63) - 1
@@ -22,6 +24,7 @@ MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 TIMESTAMP_BEFORE_MAX: Final = "message.timestamp.before.max.ms"
 TIMESTAMP_AFTER_MAX: Final = "message.timestamp.after.max.ms"
 DEFAULT_AFTER_MS: Final = 3_600_000
+ZONE: Final = "topics.zone"
 _FAILOVER: Final = "rafka.failover.enabled"
 _MAX_BATCH_BYTES: Final = 64 << 20
 
@@ -110,6 +113,15 @@ def _one_of(*values: str) -> Check:
         return value.strip()
 
     return check
+
+
+def _zone(value: str) -> str:
+    if value:
+        try:
+            check_zone(value)
+        except TopicsError as error:
+            raise InvalidConfigError(error.message) from None
+    return value
 
 
 def _only(value: str, why: str) -> Check:
@@ -243,6 +255,7 @@ _ALL: Final = (
         field="cap_records",
         kept=True,
     ),
+    Config(name=ZONE, default="", type=ConfigType.STRING, check=_zone, kept=True, fixed=True),
     Config(
         name="topics.discard",
         default="old",
@@ -293,6 +306,8 @@ def overrides(topic: TopicView) -> Overrides:
             value = _shown(getattr(topic.config, config.field))
             if value != config.default:
                 found[config.name] = value
+    if topic.identity.zone:
+        found[ZONE] = topic.identity.zone
     return found
 
 
@@ -335,7 +350,7 @@ def to_topic(given: Overrides, base: TopicConfig | None = None) -> tuple[ConfigI
     for config in _ALL:
         if config.field:
             fields[config.field] = _read(config, given.get(config.name, config.default))
-        elif config.name in given:
+        elif config.name in given and config.name != ZONE:  # it stands in the identity
             stored[config.name] = given[config.name]
     fields.pop("durable", None)  # follows from durability
     return ConfigInput(**fields), stored

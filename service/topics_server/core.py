@@ -25,6 +25,7 @@ from topics_service.api.metrics.collector import MetricsSources
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.commit import Commit, GroupCommit
 from topics_service.api.scheduling.pressure import Pressure
+from topics_service.api.sql.analysis.api import Analyses
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
@@ -144,6 +145,7 @@ class Core:
             self.authorizer.passwords,
             settings=shown_settings(settings),
             timeout_seconds=settings.sql_statement_timeout,
+            analyses=Analyses(cache_bytes=settings.sql_cache_bytes, memory_bytes=settings.sql_memory_bytes),
         )
         consumers = self.api.consumers
         consumers.default_timeout, consumers.max_timeout = (

@@ -32,9 +32,14 @@ def share(settings: Settings) -> tuple[Settings, int]:
     tables = min(_MAX_TABLES, limit // 4)
     connections = limit - _PROCESS - tables
     http, grpc, kafka = connections * 6 // 10, connections * 2 // 10, connections * 2 // 10
+    postgres = 0
+    if settings.pg_port:  # a part of that of HTTP
+        postgres = http // 3
+        http -= postgres
     return replace(
         settings,
         max_connections=min(settings.max_connections or http, http),
         grpc_max_connections=min(settings.grpc_max_connections or grpc, grpc),
         kafka_max_connections=min(settings.kafka_max_connections or kafka, kafka),
+        pg_max_connections=min(settings.pg_max_connections or postgres, postgres),
     ), tables

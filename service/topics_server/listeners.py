@@ -1,4 +1,4 @@
-"""The listeners of a server: HTTP, gRPC and Kafka on one API."""
+"""The listeners of a server: HTTP, gRPC, Kafka and PostgreSQL on one API."""
 
 import asyncio
 import socket
@@ -13,6 +13,7 @@ from topics_gateway.settings import GatewaySettings
 from topics_gateway.transport import HttpServer, Limits
 from topics_kafka.listener import KafkaServer, create_kafka
 from topics_kafka.registry import all_handlers
+from topics_postgres.listener import PostgresServer
 from topics_server.errors import StartError
 from topics_server.interceptors import KafkaAudit, Make, observed_kafka, while_good
 from topics_server.notices import log, log_listening
@@ -153,6 +154,13 @@ def announce_kafka(settings: Settings, port: int) -> None:
     log.info("Kafka listener on %s:%d, advertised as %s:%d", host, port, advertised_host, advertised_port)
 
 
+def announce_postgres(settings: Settings, port: int) -> None:
+    """Write the port of PostgreSQL to its file and to the log. Raises StartError."""
+    host = bracketed(settings.host)
+    write_port_file("TOPICS_PG_PORT_FILE", settings.pg_port_file, f"{host}:{port}")
+    log.info("PostgreSQL listener on %s:%d", host, port)
+
+
 async def start_grpc(port: GrpcPort, settings: Settings, calls: Calls) -> int:
     """Listen for gRPC and return the port. Raises StartError."""
     try:
@@ -173,7 +181,7 @@ class Listeners:
         self._readers = readers
         self._served = served
         self._settings = settings = resources.settings
-        self.http_port = self.grpc_port = self.kafka_port = 0
+        self.http_port = self.grpc_port = self.kafka_port = self.pg_port = 0
         self.grpc = grpc_port(resources)
         self._calls = create_calls(
             served.api,
@@ -185,6 +193,7 @@ class Listeners:
         app = create_app(served.api, gateway_settings(settings), served.authorizer.cancelling(), self._calls)
         self._http = http_server(resources, resources.traces.app(app))
         self._kafka: KafkaServer | None = None
+        self._postgres: PostgresServer | None = None
 
     def _bulk_readers(self, topic: str, partition: int) -> BulkReaders:
         """The bulk readers that know the caller: those of CREATE USER are known to the server only."""
@@ -229,6 +238,30 @@ class Listeners:
         if not self._resources.shares_ports:
             announce_kafka(self._settings, port)
 
+    async def start_postgres(self, api: TopicsApi) -> None:
+        """Listen for PostgreSQL if it has a port, and announce it. Raises StartError."""
+        sock = self._resources.pg_socket
+        if sock is None:
+            return
+        assert api.sql is not None, "every server has SQL"
+        port, tls = sock.getsockname()[1], self._resources.certificates.common
+        metrics = api.metrics
+        self._postgres = PostgresServer(
+            api.sql,
+            self._served.authorizer,
+            self._settings.postgres,
+            metrics.postgres,
+            metrics.refusals,
+            sock,
+            tls=tls.context() if tls else None,
+        )
+        try:
+            await self._postgres.start()
+        except OSError as error:
+            raise StartError(f"PostgreSQL: {error}") from error
+        self.pg_port = port
+        announce_postgres(self._settings, port)
+
     async def stop(self) -> None:
         """Refuse new calls, drain the running ones for up to `drain_seconds`, and close all connections."""
         self.grpc.set_serving(False)
@@ -237,4 +270,6 @@ class Listeners:
         stops = [self._http.stop(seconds), self.grpc.stop(seconds)]
         if self._kafka is not None:
             stops.append(self._kafka.stop(seconds))
+        if self._postgres is not None:
+            stops.append(self._postgres.stop(seconds))
         await asyncio.gather(*stops)

@@ -34,6 +34,7 @@ class Resources:
     traces: Tracing
     http_socket: socket.socket
     kafka_socket: socket.socket | None
+    pg_socket: socket.socket | None
     store: RocksStore
     shares_ports = False
 
@@ -81,6 +82,10 @@ class Resources:
                 port = int(settings.kafka_port)
                 kafka_socket = bind(settings.host, port, "TOPICS_KAFKA_PORT", is_shared=shares_ports)
                 self.kafka_socket = stack.enter_context(kafka_socket)
+            self.pg_socket = None
+            if settings.pg_port:
+                pg_socket = bind(settings.host, int(settings.pg_port), "TOPICS_PG_PORT", is_shared=shares_ports)
+                self.pg_socket = stack.enter_context(pg_socket)
             self._opens_store = opens_store
             if opens_store:
                 self.store = store or open_store(self.settings, self.tables)

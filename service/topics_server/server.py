@@ -94,7 +94,7 @@ async def _serve_until_signal(server: Serving) -> None:
 
 
 class Server(Serving):
-    """A server of one data directory: HTTP, gRPC and, if its port is set, Kafka.
+    """A server of one data directory: HTTP, gRPC and, if their ports are set, Kafka and PostgreSQL.
 
     `topics serve` is `run`. A program embeds a server as an asynchronous context manager on its own event loop:
 
@@ -141,7 +141,7 @@ class Server(Serving):
         self._readers = Readers(self._resources.settings)
 
     async def startup(self) -> None:
-        """Listen, recover, serve. Health probes are answered during recovery; Kafka is listened on after it.
+        """Listen, recover, serve. Health probes are answered during recovery; the other ports open after it.
 
         Raises StartError, StoreError or TopicsError; `shutdown` undoes a partial start.
         """
@@ -163,6 +163,7 @@ class Server(Serving):
         if not self._stop.is_set():
             self._readers.start()
             await listeners.start_kafka()
+            await listeners.start_postgres(core.api)
 
     async def shutdown(self) -> None:
         """Drain, end the background work, and make the rest durable."""

@@ -36,6 +36,11 @@ class Ports(Protocol):
         """The port of Kafka."""
         ...
 
+    @property
+    def pg_port(self) -> int:
+        """The port of PostgreSQL."""
+        ...
+
 
 class Serving(ABC):
     """Steps that `topics serve` takes one by one, and a program as an asynchronous context manager on its own loop.
@@ -67,6 +72,11 @@ class Serving(ABC):
     def kafka_port(self) -> int:
         """The port of Kafka."""
         return self._ports.kafka_port if self._ports else 0
+
+    @property
+    def pg_port(self) -> int:
+        """The port of PostgreSQL."""
+        return self._ports.pg_port if self._ports else 0
 
     @abstractmethod
     def open(self) -> None:

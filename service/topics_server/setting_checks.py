@@ -1,9 +1,9 @@
 """Checks of settings that concern more than the form of one: safety, and what goes together."""
 
-import ipaddress
 import re
 from typing import TYPE_CHECKING, Final
 
+from topics_net.addresses import is_loopback
 from topics_service.api.access.hosts import read_names, read_origins
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class SettingsError(Exception):
 
 def check(settings: "Settings") -> None:
     """Raise SettingsError for settings that are unsafe or don't go together."""
-    if not settings.has_authentication and not _is_loopback(settings.host) and not settings.allow_insecure_no_auth:
+    if not settings.has_authentication and not is_loopback(settings.host) and not settings.allow_insecure_no_auth:
         raise SettingsError(
             f"{settings.host} is not a loopback address and there are no API keys, users or tokens: everyone who "
             "reaches it could read and delete everything. Set TOPICS_API_KEYS, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 if "
@@ -38,6 +38,10 @@ def check(settings: "Settings") -> None:
             f"TOPICS_CORS_ORIGINS: {str(error)!r} is not an origin; list each one exactly, with scheme, host and port "
             "and without a path, such as https://app.example,http://localhost:5173"
         ) from None
+    if settings.pg_port and (settings.processes or settings.cluster_store):
+        raise SettingsError(
+            "TOPICS_PG_PORT is for a server of one process: unset it, or TOPICS_PROCESSES and TOPICS_CLUSTER_STORE"
+        )
     if settings.kafka_tls_key and not settings.kafka_tls_cert:
         raise SettingsError("TOPICS_KAFKA_TLS_KEY needs TOPICS_KAFKA_TLS_CERT")
     if settings.tls_key_file and not settings.tls_cert_file:
@@ -92,12 +96,3 @@ def _check_processes(settings: "Settings") -> None:
         raise SettingsError("TOPICS_PROCESSES is not for a node of a cluster: unset it, or TOPICS_CLUSTER_STORE")
     if settings.bulk_readers:
         raise SettingsError("TOPICS_BULK_READERS is for a data directory without shards: it must be 0")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from topics_client.environment import VARIABLES, is_service_link
 from topics_client.environment import split_host as split_host
 from topics_kafka.settings import KafkaSettings
+from topics_postgres.settings import PostgresSettings
 from topics_server import secret_settings
 from topics_server.logs import FORMATS
 from topics_server.memory import Plan, plan
@@ -101,6 +102,16 @@ class Settings:
     )
     kafka_tls_key: str = _setting(
         "TOPICS_KAFKA_TLS_KEY", "", "PEM private key of the certificate; read from the certificate's file if unset"
+    )
+    pg_port: str = _setting(
+        "TOPICS_PG_PORT",
+        "",
+        "PostgreSQL port; 0 picks a free one; the protocol is disabled if unset",
+        read=lambda text: str(read_port(text)),
+        what="PORT",
+    )
+    pg_port_file: str = _setting(
+        "TOPICS_PG_PORT_FILE", "", "file that receives host:port of PostgreSQL once it accepts connections"
     )
     tls_cert_file: str = _setting(
         "TOPICS_TLS_CERT_FILE", "", "PEM certificate chain of all ports, reloaded on SIGHUP; TLS is disabled if unset"
@@ -304,6 +315,12 @@ class Settings:
     sql_statement_timeout: int = _setting(
         "TOPICS_SQL_STATEMENT_TIMEOUT", 30, "maximum time of one SQL statement, without its wait for durability"
     )
+    sql_cache_bytes: int = _setting(
+        "TOPICS_SQL_CACHE_BYTES", 256 << 20, "maximum memory of tables that are kept for analytical queries"
+    )
+    sql_memory_bytes: int = _setting(
+        "TOPICS_SQL_MEMORY_BYTES", 512 << 20, "maximum memory in which analytical queries compute"
+    )
     max_topics: int = _setting("TOPICS_MAX_TOPICS", 100_000, "maximum topics, counted by partitions; 0 is unlimited")
     max_partitions: int = _setting("TOPICS_MAX_PARTITIONS", 1000, "maximum partitions of one topic")
     max_routers: int = _setting("TOPICS_MAX_ROUTERS", 10_000, "maximum routers; 0 is unlimited")
@@ -337,7 +354,9 @@ class Settings:
         "maximum concurrent requests per API key, including long polls; 0 is unlimited",
     )
     max_connections_per_key: int = _setting(
-        "TOPICS_MAX_CONNECTIONS_PER_KEY", 1500, "maximum open connections per API key, HTTP and Kafka; 0 is unlimited"
+        "TOPICS_MAX_CONNECTIONS_PER_KEY",
+        1500,
+        "maximum open connections per API key, HTTP, Kafka and PostgreSQL; 0 is unlimited",
     )
     max_bytes_in_flight_per_key: int = _setting(
         "TOPICS_MAX_BYTES_IN_FLIGHT_PER_KEY",
@@ -346,6 +365,9 @@ class Settings:
     )
     kafka_max_connections: int = _setting(
         "TOPICS_KAFKA_MAX_CONNECTIONS", 2000, "maximum open Kafka connections; 0 is unlimited"
+    )
+    pg_max_connections: int = _setting(
+        "TOPICS_PG_MAX_CONNECTIONS", 1000, "maximum open PostgreSQL connections; 0 is unlimited"
     )
     kafka_max_batch_bytes: int = _setting(
         "TOPICS_KAFKA_MAX_BATCH_BYTES", 1_048_588, "maximum record batch of a topic without its own max.message.bytes"
@@ -470,6 +492,11 @@ class Settings:
 
         own = self.api_keys.limits if self.api_keys is not None else None
         return Quotas(self.key_limits, own, MemoryBudget(self.memory_bytes // 4))
+
+    @property
+    def postgres(self) -> PostgresSettings:
+        """Settings of the PostgreSQL listener."""
+        return PostgresSettings(max_connections=self.pg_max_connections, receive_bytes=self.memory_bytes // 4)
 
     @property
     def kafka(self) -> KafkaSettings:

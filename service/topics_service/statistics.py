@@ -46,13 +46,15 @@ class CacheStatistics:
 
 @dataclass(slots=True)
 class SqlStatistics:
-    """Statements of SQL by kind, such as `Insert`, requests that failed, rows, statements that took too long."""
+    """Statements of SQL by kind, such as `Insert`, requests that failed, rows, statements that took too long, and the
+    time that analytical queries took."""
 
     statements: Counter[str] = field(default_factory=Counter)
     failed: int = 0
     rows_read: int = 0
     rows_changed: int = 0
     timeouts: int = 0
+    analysis_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -187,6 +189,24 @@ class KafkaStatistics:
     bytes_out: int = 0
     out_of_range: int = 0
     gap_records: int = 0
+
+
+@dataclass(slots=True)
+class PostgresStatistics:
+    """The PostgreSQL listener since the start: statements by their first word and outcome, errors by SQLSTATE, bytes
+    both ways, connections that the server ended by reason, and statements that cancel requests named.
+
+    `connections` are open now, `receive_bytes` the memory of messages that arrive.
+    """
+
+    requests: RequestStatistics = field(default_factory=RequestStatistics)
+    errors: Counter[str] = field(default_factory=Counter)
+    closed: Counter[str] = field(default_factory=Counter)
+    connections: int = 0
+    receive_bytes: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    canceled: int = 0
 
 
 _PUT_BOUNDS_US = (

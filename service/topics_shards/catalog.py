@@ -206,11 +206,11 @@ class ShardedCatalog:
         """The shard of a partition."""
         copy = self._copies.get(name)
         if copy is not None:
-            return copy.shard if copy.identity.placement else shard_of(name, partition, self._shards.count)
-        for number, view in self._views.items():
+            return shard_of(name, partition, self._shards.count, copy.identity.placement)
+        for view in self._views.values():
             topic = view.home(name)
             if topic is not None and topic.identity.placement:
-                return number
+                return shard_of(name, partition, self._shards.count, topic.identity.placement)
         return shard_of(name, partition, self._shards.count)
 
     def within(self, prefixes: tuple[str, ...] | None) -> Iterator[TopicView]:

@@ -19,7 +19,7 @@ from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.offsets.mirrors import Told, revision_of
 from topics_service.engine.offsets.positions import Group, Place
-from topics_service.engine.placement import shard_of, shard_of_placement
+from topics_service.engine.placement import shard_of
 from topics_service.engine.topic import Topic
 from topics_shards.consumers import ShardedConsumers, ShardedPositions
 from topics_shards.locating import Located
@@ -285,6 +285,5 @@ class HoldSender:
                     outbox.add(key, is_urgent=False)
 
     def _shard_of(self, topic: Topic, partition: int) -> int:
-        """The shard of a partition: that of the topic's placement group, if it has one."""
-        count, placement = self._located.shards.count, topic.placement
-        return shard_of_placement(placement, count) if placement else shard_of(topic.name, partition, count)
+        """The shard of a partition."""
+        return shard_of(topic.name, partition, self._located.shards.count, topic.placement)

@@ -156,8 +156,19 @@ class ShardedKafka:
         principal: Principal,
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
+        zone: str = "",
     ) -> bool:
         """See TopicsApi."""
+        if zone:
+            made = self._topics.create_in_zone(
+                name,
+                config,
+                zone,
+                principal=principal,
+                partition_count=partition_count,
+                kafka_configs=kafka_configs,
+            )
+            return await _told(made)
         return await _told(
             self._located.call(
                 name,

@@ -1,7 +1,7 @@
 """The shard that a call on a topic goes to."""
 
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
@@ -9,7 +9,7 @@ from topics_service.api.parts import PartsApi
 from topics_service.api.placements import PlacementsApi, is_unmade
 from topics_service.engine.errors import Reason, TopicsError, is_in_another_shard, partition_not_found
 from topics_service.engine.parts import TopicDefinition
-from topics_service.engine.placement import home_of, shard_of, shard_of_placement
+from topics_service.engine.placement import home_of, shard_of, shards_of, zone_of
 from topics_service.engine.redirects import ElsewhereError, Redirect
 from topics_shards.shards import LostCallError, Method, P, R, Shards, StreamMethod
 
@@ -20,13 +20,13 @@ _TRIES: Final = 4
 class Located:
     """Calls on topics, run where their partition is.
 
-    That is a function of the name, but for topics that were made for a placement group. Their place is remembered once
-    a call was led there.
+    That is a function of the name, but for topics that were made for a placement group, or a zone. Their placement is
+    remembered once a call was led there.
     """
 
     def __init__(self, shards: Shards) -> None:
         self.shards = shards
-        self._placed: OrderedDict[str, int] = OrderedDict()
+        self._placed: OrderedDict[str, Sequence[int]] = OrderedDict()  # the shards of the partitions in turn, by name
 
     def home(self, name: str) -> int:
         """The shard that decides on the life of a topic, as far as this process knows."""
@@ -35,7 +35,7 @@ class Located:
     def shard(self, name: str, partition: int) -> int:
         """The shard of a partition, as far as this process knows."""
         placed = self._placed.get(name) if self._placed else None
-        return shard_of(name, partition, self.shards.count) if placed is None else placed
+        return shard_of(name, partition, self.shards.count) if placed is None else placed[partition % len(placed)]
 
     async def call(self, name: str, partition: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a method on the shard of a partition; as `Shards.call` does.
@@ -49,7 +49,7 @@ class Located:
             except TopicsError as error:
                 if not is_unknown(error, name) and not is_in_another_shard(error, name):
                     raise
-                is_elsewhere = await self._is_elsewhere(name, shard, error)
+                is_elsewhere = await self._is_elsewhere(name, partition, shard, error)
                 if not is_elsewhere and shard == self.home(name):
                     raise
             if not is_elsewhere and not await self._extended(name, partition, shard):
@@ -78,7 +78,7 @@ class Located:
         """Return whether the error of a call says that the topic is in another shard, where calls go from now on."""
         if not is_unknown(error, name) and not is_in_another_shard(error, name):
             return False
-        return await self._is_elsewhere(name, shard, error)
+        return await self._is_elsewhere(name, 0, shard, error)
 
     # ------------------------------------------------------------------- parts
 
@@ -117,6 +117,10 @@ class Located:
             if not is_unknown(error, name):
                 raise
             return False
+        if found.placement:
+            self._learn(name, found.placement)  # there is no redirect to a home that is the name's
+        else:
+            self.forget(name)
         if not 0 <= partition < found.partition_count:
             raise partition_not_found(name, partition, found.partition_count)
         return self.shard(name, partition) != shard or await self.extend(name, shard)
@@ -125,16 +129,16 @@ class Located:
 
     @asynccontextmanager
     async def placed(self, name: str, placement: str) -> AsyncIterator[int]:
-        """Let the name lead to the shard of a placement group, and create the topic there in this context.
+        """Let the name lead to the shard of a placement, and create the topic there in this context.
 
-        Raises `topic_exists_incompatible` for a topic outside of the group.
+        Raises `topic_exists_incompatible` for a topic that is elsewhere.
         """
-        home, shard = home_of(name, self.shards.count), shard_of_placement(placement, self.shards.count)
+        home, shard = home_of(name, self.shards.count), shard_of(name, 0, self.shards.count, placement)
         if shard == home:
             yield shard
             return
         redirect = await self.shards.call(home, PlacementsApi.reserve, name, shard, placement)
-        self._learn(name, redirect)
+        self._learn(name, redirect.placement)
         try:
             yield shard
         except TopicsError as error:
@@ -161,8 +165,18 @@ class Located:
         """Forget the place of a topic that was deleted."""
         self._placed.pop(name, None)
 
-    def _learn(self, name: str, redirect: Redirect) -> None:
-        self._placed[name] = redirect.shard
+    async def placement(self, name: str, zone: str) -> str | None:
+        """The placement of a topic, or one in the zone that is reserved for it; None if there is neither."""
+        try:
+            return (await self.describe(name)).placement
+        except TopicsError as error:
+            if not is_unknown(error, name):
+                raise
+        redirect = await self.find(name)
+        return redirect.placement if redirect is not None and zone_of(redirect.placement) == zone else None
+
+    def _learn(self, name: str, placement: str) -> None:
+        self._placed[name] = shards_of(name, self.shards.count, placement)
         self._placed.move_to_end(name)
         if len(self._placed) > _MAX_PLACED:
             self._placed.popitem(last=False)
@@ -170,21 +184,24 @@ class Located:
     async def _release(self, name: str, redirect: Redirect) -> None:
         await self.shards.call(home_of(name, self.shards.count), PlacementsApi.release, name, redirect.token)
 
-    async def _is_elsewhere(self, name: str, shard: int, error: TopicsError) -> bool:
-        """Return whether a topic that was not found in a shard may be in another one, where calls go now."""
+    async def _is_elsewhere(self, name: str, partition: int, shard: int, error: TopicsError) -> bool:
+        """Return whether a partition that was not found in a shard may be in another one, where calls go now."""
         if isinstance(error, ElsewhereError) and error.name == name:
-            self._learn(name, error.redirect)
-            return error.redirect.shard != shard
+            self._learn(name, error.redirect.placement)
+            return self.shard(name, partition) != shard
         was_placed = name in self._placed
         redirect = await self.find(name)
         if redirect is None:
+            if was_placed and self.home(name) == home_of(name, self.shards.count):
+                return False  # no redirect leads there, and its home knows
             self.forget(name)
             return was_placed
-        self._learn(name, redirect)
-        if redirect.shard == shard:  # the topic was not made
+        self._learn(name, redirect.placement)
+        if redirect.shard == shard and partition == 0:  # the topic was not made
             self.forget(name)
             await self._release(name, redirect)
-        return True
+            return True
+        return self.shard(name, partition) != shard
 
 
 def is_unknown(error: TopicsError, name: str) -> bool:

@@ -16,6 +16,7 @@ from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import TopicsError, partition_not_found
 from topics_service.engine.model import ListTopicsReply, ListTopicsRequest, PartitionState, TopicState, TopicSummary
 from topics_service.engine.parts import Extent
+from topics_service.engine.placement import shard_of
 from topics_shards.locating import Located
 from topics_shards.process import ProcessApi
 from topics_shards.shards import LostCallError, at_once
@@ -39,7 +40,8 @@ async def topic_state(located: Located, name: str, partition: int, *, touch: boo
         raise partition_not_found(name, partition, count)
     if len(state.partitions) < count > 1:
         known = {each.partition for each in state.partitions}
-        _add(state, (await _elsewhere(located, {name: (count, known)})).get(name, ()))
+        about = count, known, state.identity.placement
+        _add(state, (await _elsewhere(located, {name: about})).get(name, ()))
     if partition:
         own = state.partitions[partition]
         state.partition, state.head_seq, state.earliest_seq = partition, own.head_seq, own.earliest_seq
@@ -144,7 +146,9 @@ async def _complete(located: Located, lines: Sequence[TopicSummary]) -> None:
     wide = [line for line in lines if line.partitions]
     if not wide:
         return
-    found = await _elsewhere(located, {line.topic: (line.partition_count, line.partitions) for line in wide})
+    found = await _elsewhere(
+        located, {line.topic: (line.partition_count, line.partitions, line.placement) for line in wide}
+    )
     for line in wide:
         for _, extent in found.get(line.topic, ()):
             if extent is not None:
@@ -155,13 +159,14 @@ async def _complete(located: Located, lines: Sequence[TopicSummary]) -> None:
 
 
 async def _elsewhere(
-    located: Located, topics: Mapping[str, tuple[int, Collection[int]]]
+    located: Located, topics: Mapping[str, tuple[int, Collection[int], str]]
 ) -> dict[str, list[tuple[int, Extent | None]]]:
-    """The partitions of topics but for those that are known: each topic has the number of all, and those."""
+    """The unknown partitions of topics. Each topic has the number of all, those that are known, and its placement."""
     wanted: dict[int, list[Place]] = {}
-    for name, (count, known) in topics.items():
+    for name, (count, known, placement) in topics.items():
         for partition in {*range(count)}.difference(known):
-            wanted.setdefault(located.shard(name, partition), []).append((name, partition))
+            shard = shard_of(name, partition, located.shards.count, placement)
+            wanted.setdefault(shard, []).append((name, partition))
     extents = await at_once(located.shards.call(shard, PartsApi.extents, places) for shard, places in wanted.items())
     found: dict[str, list[tuple[int, Extent | None]]] = {}
     for places, own in zip(wanted.values(), extents, strict=True):

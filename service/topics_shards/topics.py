@@ -1,7 +1,8 @@
 """Calls on topics and records over all shards."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, Concatenate
 
 from msgspec.structs import replace
 
@@ -12,6 +13,7 @@ from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
 from topics_service.api.topics import Settable, Submitted, TopicsApi
 from topics_service.api.watch import WatchCaps
+from topics_service.api.zones import Zones, check_zoned, no_zones, placed_in
 from topics_service.engine.clock import Clock, SystemClock
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.limits import Limits
@@ -39,6 +41,7 @@ from topics_shards.locating import Located
 from topics_shards.merging import topic_state, topics_page
 from topics_shards.queues import ShardedQueues
 from topics_shards.routers import ShardedRouters
+from topics_shards.shards import P, R
 from topics_shards.submissions import Submissions
 from topics_shards.watches import ShardedWatches
 
@@ -66,6 +69,8 @@ class ShardedTopics:
         self.metrics = metrics
         self.observers = observers
         self.draining = False
+        self.zones: Zones = no_zones
+        """Finds the shards that prefer a zone."""
         self._located = located
         self._submissions = Submissions(located)
         self.groups = ShardedGroups(located, limits, observers)
@@ -84,10 +89,21 @@ class ShardedTopics:
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
         placement: str = "",
+        zone: str = "",
     ) -> PutTopicReply:
         """See TopicsApi."""
-        if placement:
-            return await self._put_placed(name, config, principal, partition_count, kafka_configs, placement)
+        if placement or zone:
+            placement = await self._placement(name, placement, zone)
+            return await self._placed(
+                placement,
+                TopicsApi.put_topic,
+                name,
+                config,
+                principal=principal,
+                partition_count=partition_count,
+                kafka_configs=kafka_configs,
+                placement=placement,
+            )
         return await self._located.call(
             name,
             0,
@@ -99,29 +115,50 @@ class ShardedTopics:
             kafka_configs=kafka_configs,
         )
 
-    async def _put_placed(
+    async def create_in_zone(
         self,
         name: str,
         config: ConfigInput,
+        zone: str,
+        *,
         principal: Principal,
-        partition_count: int | None,
-        kafka_configs: dict[str, str] | None,
-        placement: str,
-    ) -> PutTopicReply:
-        """Create or configure a topic in the shard of its placement group."""
+        partition_count: int | None = None,
+        kafka_configs: dict[str, str] | None = None,
+    ) -> bool:
+        """See `TopicsApi.create_topic`."""
+        placement = await self._placement(name, "", zone)
+        return await self._placed(
+            placement,
+            TopicsApi.create_topic,
+            name,
+            config,
+            principal=principal,
+            partition_count=partition_count,
+            kafka_configs=kafka_configs,
+            placement=placement,
+        )
+
+    async def _placement(self, name: str, placement: str, zone: str) -> str:
+        """The placement of a topic that names a group or a zone."""
         check_topic_name(name)
-        check_placement(placement)
+        if not zone:
+            check_placement(placement)
+            return placement
+        check_zoned(zone, placement)
+        return placed_in(name, zone, self.zones, await self._located.placement(name, zone))
+
+    async def _placed(
+        self,
+        placement: str,
+        method: Callable[Concatenate[Any, str, P], Coroutine[Any, Any, R]],
+        name: str,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Create or configure a topic in the shard of its placement."""
         async with self._located.placed(name, placement) as shard:
-            return await self._located.shards.call(
-                shard,
-                TopicsApi.put_topic,
-                name,
-                config,
-                principal=principal,
-                partition_count=partition_count,
-                kafka_configs=kafka_configs,
-                placement=placement,
-            )
+            return await self._located.shards.call(shard, method, name, *args, **kwargs)
 
     async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
         """See TopicsApi."""

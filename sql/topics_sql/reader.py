@@ -9,6 +9,7 @@ from topics_service.engine.errors import TopicsError
 from topics_service.engine.tables.errors import Place
 from topics_service.engine.tables.plans import Action, Plan
 from topics_service.engine.tables.schema import Schema
+from topics_service.engine.tables.types import Type
 from topics_sql import syntax
 from topics_sql.binding import changes, others, queries, tables, topics
 from topics_sql.binding.scope import Context
@@ -42,9 +43,9 @@ class Reader:
             raise refuse(text, 0, "the statement is nested too deep") from None
         return [Statement(text, each.tree, each.position, at, len(found) > 1) for at, each in enumerate(found)]
 
-    def bind(self, statement: Statement, schema: Schema, namespace: str) -> Plan:
+    def bind(self, statement: Statement, schema: Schema, namespace: str, given: Sequence[Type | None] = ()) -> Plan:
         """Plan a statement. Raises the errors of docs/errors.md, with their place."""
-        context = Context(statement.text, schema, namespace)
+        context = Context(statement.text, schema, namespace, given=given)
         try:
             action = BINDERS[statement.tree.__class__](context, statement.tree)
             return Plan(action, context.parameter_types())
@@ -58,6 +59,8 @@ class Reader:
 
 BINDERS: Final[dict[type, Callable[[Context, Any], Action]]] = {
     syntax.Select: queries.select,
+    syntax.Compound: queries.select,
+    syntax.Values: queries.select,
     syntax.Insert: changes.insert,
     syntax.Update: changes.update,
     syntax.Delete: changes.delete,

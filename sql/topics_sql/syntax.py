@@ -2,124 +2,111 @@
 
 from msgspec import Struct
 
-Names = tuple[str, ...]
-
-
-class TypeName(Struct, frozen=True):
-    """A type as written: its words in lower case and its numbers."""
-
-    at: int
-    name: str
-    arguments: tuple[int, ...] = ()
-
-
-# -------------------------------------------------------------------- expressions
-
-
-class Constant(Struct, frozen=True):
-    """A literal. `kind`: number (as written), string, boolean, null."""
-
-    at: int
-    kind: str
-    value: str | bool | None = None
-
-
-class Parameter(Struct, frozen=True):
-    at: int
-    number: int
-
-
-class Name(Struct, frozen=True):
-    """A column: one to three parts."""
-
-    at: int
-    parts: Names
-
-
-class Prefix(Struct, frozen=True):
-    """`not`, `-` or `+`."""
-
-    at: int
-    op: str
-    operand: "Tree"
-
-
-class Infix(Struct, frozen=True):
-    at: int
-    op: str
-    left: "Tree"
-    right: "Tree"
-
-
-class Is(Struct, frozen=True):
-    """IS [NOT] null, true, false, unknown."""
-
-    at: int
-    operand: "Tree"
-    what: str
-    negated: bool
-
-
-class In(Struct, frozen=True):
-    at: int
-    operand: "Tree"
-    items: tuple["Tree", ...]
-    negated: bool
-
-
-class Like(Struct, frozen=True):
-    at: int
-    operand: "Tree"
-    pattern: "Tree"
-    ignore_case: bool
-    negated: bool
-    escape: str
-
-
-class Case(Struct, frozen=True):
-    at: int
-    operand: "Tree | None"
-    branches: tuple[tuple["Tree", "Tree"], ...]
-    otherwise: "Tree | None"
-
-
-class Cast(Struct, frozen=True):
-    at: int
-    operand: "Tree"
-    type: TypeName
-
-
-class JsonGet(Struct, frozen=True):
-    at: int
-    operand: "Tree"
-    key: "Tree"
-    as_text: bool
-
-
-class Call(Struct, frozen=True):
-    """A function. `star`: `count(*)`."""
-
-    at: int
-    function: str
-    arguments: tuple["Tree", ...] = ()
-    star: bool = False
-    distinct: bool = False
+from topics_sql.trees import (
+    Call as Call,
+)
+from topics_sql.trees import (
+    Case as Case,
+)
+from topics_sql.trees import (
+    Cast as Cast,
+)
+from topics_sql.trees import (
+    Compound as Compound,
+)
+from topics_sql.trees import (
+    Constant as Constant,
+)
+from topics_sql.trees import (
+    Derived as Derived,
+)
+from topics_sql.trees import (
+    Exists as Exists,
+)
+from topics_sql.trees import (
+    Frame as Frame,
+)
+from topics_sql.trees import (
+    From as From,
+)
+from topics_sql.trees import (
+    FromItem as FromItem,
+)
+from topics_sql.trees import (
+    In as In,
+)
+from topics_sql.trees import (
+    Infix as Infix,
+)
+from topics_sql.trees import (
+    InQuery as InQuery,
+)
+from topics_sql.trees import (
+    Is as Is,
+)
+from topics_sql.trees import (
+    Item as Item,
+)
+from topics_sql.trees import (
+    Join as Join,
+)
+from topics_sql.trees import (
+    JsonGet as JsonGet,
+)
+from topics_sql.trees import (
+    Like as Like,
+)
+from topics_sql.trees import (
+    Name as Name,
+)
+from topics_sql.trees import (
+    Names as Names,
+)
+from topics_sql.trees import (
+    ObjectName as ObjectName,
+)
+from topics_sql.trees import (
+    OrderItem as OrderItem,
+)
+from topics_sql.trees import (
+    Parameter as Parameter,
+)
+from topics_sql.trees import (
+    Prefix as Prefix,
+)
+from topics_sql.trees import (
+    Quantified as Quantified,
+)
+from topics_sql.trees import (
+    Query as Query,
+)
+from topics_sql.trees import (
+    Select as Select,
+)
+from topics_sql.trees import (
+    Subquery as Subquery,
+)
+from topics_sql.trees import (
+    Tree as Tree,
+)
+from topics_sql.trees import (
+    TypeName as TypeName,
+)
+from topics_sql.trees import (
+    Values as Values,
+)
+from topics_sql.trees import (
+    Window as Window,
+)
+from topics_sql.trees import (
+    With as With,
+)
 
 
 class Default(Struct, frozen=True):
     """DEFAULT among values and assignments."""
 
     at: int
-
-
-Tree = Constant | Parameter | Name | Prefix | Infix | Is | In | Like | Case | Cast | JsonGet | Call
-
-
-class ObjectName(Struct, frozen=True):
-    """A name of a table, index or topic: one part or two."""
-
-    at: int
-    parts: Names
 
 
 class Option(Struct, frozen=True):
@@ -137,55 +124,6 @@ class Span(Struct, frozen=True):
 
     tree: Tree
     text: str
-
-
-# ------------------------------------------------------------------------ queries
-
-
-class Item(Struct, frozen=True):
-    """A column of a select list; `*` and `t.*` have `star`, with the table in `table`."""
-
-    at: int
-    tree: Tree | None
-    alias: str | None = None
-    star: bool = False
-    table: str | None = None
-
-
-class From(Struct, frozen=True):
-    """A table in FROM."""
-
-    name: ObjectName
-    alias: str | None = None
-
-
-class Joined(Struct, frozen=True):
-    """The second table of FROM: `on` None is a comma or CROSS JOIN."""
-
-    at: int
-    right: From
-    on: Tree | None = None
-    outer: bool = False
-    using: Names = ()
-
-
-class OrderItem(Struct, frozen=True):
-    at: int
-    tree: Tree
-    descending: bool
-    nulls_first: bool
-
-
-class Select(Struct, frozen=True, kw_only=True):
-    at: int
-    items: tuple[Item, ...]
-    source: From | None = None
-    joined: Joined | None = None
-    where: Tree | None = None
-    order: tuple[OrderItem, ...] = ()
-    limit: Tree | None = None
-    offset: Tree | None = None
-    distinct: bool = False
 
 
 # ------------------------------------------------------------------------ changes
@@ -217,7 +155,7 @@ class Insert(Struct, frozen=True):
     alias: str | None
     columns: tuple[ColumnName, ...] | None
     rows: tuple[tuple[Tree | Default, ...], ...] | None
-    select: Select | None
+    select: Query | None
     conflict: Conflict | None
     returning: tuple[Item, ...]
 
@@ -488,12 +426,12 @@ class Describe(Struct, frozen=True):
 
 class Explain(Struct, frozen=True):
     at: int
-    statement: Select | Insert | Update | Delete
+    statement: Query | Insert | Update | Delete
 
 
 Statement = (
-    Select | Insert | Update | Delete | CreateTable | AlterTable | DropTable | Truncate | CreateIndex | DropIndex
-    | CreateNamespace | DropNamespace | CreateTopic | DropTopic | ClearTopic | AddSource | DropSource | SetAlias
-    | SetTopic | Consume | Ack | Subscribe | CreateUser | AlterUser | DropUser | Transaction | Use | Show | Describe
-    | Explain
+    Select | Compound | Values | Insert | Update | Delete | CreateTable | AlterTable | DropTable | Truncate
+    | CreateIndex | DropIndex | CreateNamespace | DropNamespace | CreateTopic | DropTopic | ClearTopic | AddSource
+    | DropSource | SetAlias | SetTopic | Consume | Ack | Subscribe | CreateUser | AlterUser | DropUser | Transaction
+    | Use | Show | Describe | Explain
 )  # fmt: skip

@@ -9,7 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/contributing.md").read_text()
 SOURCES = (
-    "service", "gateway_http", "gateway_kafka", "sql", "spark_connector", "sdk/python", "proto/topics", "docs_site",
+    "service", "gateway_http", "gateway_kafka", "gateway_postgres", "sql", "spark_connector", "sdk/python",
+    "proto/topics", "docs_site",
 )  # fmt: skip
 NO_KAFKA_API = (":!gateway_kafka/topics_kafka/handlers", ":!gateway_kafka/topics_kafka/registry.py")
 KAFKA_BEYOND_HANDLERS = {"API_VERSIONS", "FETCH", "PRODUCE"} | {

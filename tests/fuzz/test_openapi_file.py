@@ -30,7 +30,7 @@ PROTOS = [path.stem for path in (ROOT / "proto" / "topics" / "v1").glob("*.proto
 SCHEMAS: dict[str, dict[str, Any]] = DOCUMENT["components"]["schemas"]
 # Fields that the gateway reads, by schema.
 READ = {
-    "PutTopicRequest": {*ConfigInput.__struct_fields__, "partition_count", "placement"},
+    "PutTopicRequest": {*ConfigInput.__struct_fields__, "partition_count", "placement", "zone"},
     "TopicConfigInput": set(ConfigInput.__struct_fields__),
     "AppendRequest": BODY_MEMBERS,
     "AppendRecord": RECORD_MEMBERS,

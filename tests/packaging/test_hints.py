@@ -16,7 +16,7 @@ from topics_client.installation import DISTRIBUTION, MissingError, install_line,
 
 ROOT = Path(__file__).parents[2]
 TEXT = ("README.md", "docs/**/*.md", "examples/*.py", "service/deploy/*", "sdk/generated/*/README.md")
-CODE = ("service", "gateway_http", "gateway_kafka", "sql", "sdk/python", "spark_connector")
+CODE = ("service", "gateway_http", "gateway_kafka", "gateway_postgres", "sql", "sdk/python", "spark_connector")
 
 
 def test_a_module_of_another_package_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,7 @@ HTTP_STATUS = {
     "invalid_json": 400,
     "unsupported_message": 400,
     "server_shutting_down": 503,
+    "zone_not_found": 404,
     # Those of SQL.
     "syntax_error": 400,
     "unsupported_sql": 400,
@@ -114,6 +115,7 @@ HTTP_STATUS = {
     "dependent_objects": 409,
     "not_a_log": 409,
     "result_too_large": 413,
+    "query_too_large": 413,
     "query_timeout": 504,
 }
 

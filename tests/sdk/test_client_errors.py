@@ -43,10 +43,10 @@ KINDS = {
     InvalidRequestError: """invalid_request batch_too_large record_too_large method_not_allowed not_acceptable
         payload_too_large unsupported_media_type invalid_json unsupported_message syntax_error unsupported_sql
         invalid_value column_not_found function_not_found division_by_zero transaction_error not_null_violation
-        check_violation result_too_large cross_shard""",
+        check_violation result_too_large query_too_large cross_shard""",
     AuthError: "unauthorized forbidden",
     NotFoundError: """topic_not_found router_not_found not_found partition_not_found group_not_found table_not_found
-        namespace_not_found route_not_found index_not_found user_not_found""",
+        namespace_not_found route_not_found index_not_found user_not_found zone_not_found""",
     ConflictError: """router_cycle topic_exists_incompatible topic_not_empty not_a_queue topic_full group_not_empty
         unique_violation already_exists dependent_objects not_a_log""",
     UnavailableError: "throttled not_ready shutting_down server_shutting_down query_timeout",

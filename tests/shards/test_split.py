@@ -73,6 +73,11 @@ class Api:
         for group in ("billing", "search", "audit"):
             positions = [{"topic": name, "from_seq": 5 + at} for at, name in enumerate(NAMES)]
             await self.call("POST", f"/v0/groups/{group}/commit", {"positions": positions})
+        for n in range(8):  # each name leads to another shard than its group, or to the same
+            await self.call("PUT", f"/v0/topics/placed-{n}", {"placement": "orders", "partition_count": 2})
+            for partition in range(2):
+                record = {"data": f"in {partition}"}
+                await self.call("POST", f"/v0/topics/placed-{n}", {"records": [record], "partition": partition})
         await self.call("PUT", "/v0/topics/jobs", {"type": "queue", "leases_durable": True})
         await self.call("POST", "/v0/topics/jobs", {"records": [{"data": n} for n in range(5)]})
         await self.call("POST", "/v0/topics/jobs/claim", {"node": "w", "max": 2, "lease_ms": 600_000})

@@ -20,8 +20,15 @@ def with_addresses(text: str, server: ServerProcess) -> str:
 
     In one pass: a free port may begin with 4000 or 4001.
     """
-    ports = {"4000": server.http_port, "4001": server.grpc_target.rpartition(":")[2], "9092": server.kafka_port}
-    return re.sub(r"127\.0\.0\.1:(4000|4001|9092)\b", lambda found: f"127.0.0.1:{ports[found[1]]}", text)
+    ports = {
+        "4000": server.http_port,
+        "4001": server.grpc_target.rpartition(":")[2],
+        "9092": server.kafka_port,
+        "5432": server.pg_port,
+    }
+    return re.sub(
+        r"127\.0\.0\.1(:| -p )(4000|4001|5432|9092)\b", lambda found: f"127.0.0.1{found[1]}{ports[found[2]]}", text
+    )
 
 
 def run_guide(page: Path, server: ServerProcess, *, least_blocks: int) -> None:

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-PACKAGES: Final = ("service", "gateway_http", "gateway_kafka", "sql", "sdk/python", "spark_connector")
+PACKAGES: Final = (
+    "service",
+    "gateway_http",
+    "gateway_kafka",
+    "gateway_postgres",
+    "sql",
+    "sdk/python",
+    "spark_connector",
+)
 GENERATED: Final = ("sdk/python/topics_client/sync/",)
 PAGES: Final = ("docs/*.md", "docs/guides/*.md", "README.md", "CHANGELOG.md", "examples/*.md", "mkdocs.yml")
 

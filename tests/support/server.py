@@ -27,7 +27,7 @@ PRELOADED_NODE = Preloaded("topics_cli.serve", "topics_server.server", "topics_s
 """The same for nodes of a cluster."""
 FORKED = {
     "backup", "clients", "cluster", "corruption", "docs", "fuzz", "gateway", "kafka", "lakehouse", "observability",
-    "protocols", "sdk", "security", "shards", "spark",
+    "postgres", "protocols", "sdk", "security", "shards", "spark",
 }  # fmt: skip
 """Folders of tests whose servers are forked from a process that has imported everything."""
 EXECED = {
@@ -51,7 +51,8 @@ class ServerProcess:
     """Runs `topics serve`; only ever signals the process group that it started.
 
     `data_dir` stays over restarts. `prefix` is put in front of the command (a tracer). `env` wins over the defaults.
-    With `kafka` it has a Kafka port too. `program` is the command of another version.
+    With `kafka` it has a Kafka port too, with `postgres` one of PostgreSQL.
+    `program` is the command of another version.
     """
 
     ready_seconds = START_SECONDS
@@ -65,6 +66,7 @@ class ServerProcess:
         env: Mapping[str, object] = {},
         prefix: Sequence[str] = (),
         kafka: bool = False,
+        postgres: bool = False,
         program: Path = TOPICS,
         same_ports: bool = False,
     ) -> None:
@@ -83,11 +85,12 @@ class ServerProcess:
             self._env = {name: str(port) for name, port in zip(names, free_ports(len(names)), strict=True)} | self._env
         self._prefix = list(prefix)
         self._kafka = kafka
+        self._postgres = postgres
         self._program = program
         self._process: subprocess.Popen[bytes] | Forked | None = None
         self.http_port = 0
         self.grpc_target = ""
-        self.kafka_port = 0
+        self.kafka_port = self.pg_port = 0
 
     @property
     def pid(self) -> int:
@@ -122,10 +125,12 @@ class ServerProcess:
         except AssertionError:
             self.kill()
             raise
-        http, grpc, *kafka = (file.read_text() for file in files)
+        http, grpc, *others = (file.read_text() for file in files)
         assert re.fullmatch(rf"{re.escape(self.host)}:\d+", http), http
         self.http_port, self.grpc_target = int(http.rpartition(":")[2]), grpc
-        self.kafka_port = int(kafka[0].rpartition(":")[2]) if kafka else 0
+        ports = [int(each.rpartition(":")[2]) for each in others]
+        self.pg_port = ports.pop() if self._postgres else 0
+        self.kafka_port = ports.pop() if self._kafka else 0
         poll(self._recovered, self.ready_seconds, f"readiness; log: {self.log[-2000:]}")
         return self
 
@@ -148,9 +153,8 @@ class ServerProcess:
         """Start without waiting; returns the port files to expect."""
         assert not self.alive(), "it runs already"
         mark = uuid.uuid4().hex[:8]
-        files = [
-            self.work_dir / f"{protocol}-{mark}" for protocol in ("http", "grpc", *(["kafka"] if self._kafka else []))
-        ]
+        protocols = ["http", "grpc", *(["kafka"] if self._kafka else []), *(["postgres"] if self._postgres else [])]
+        files = [self.work_dir / f"{protocol}-{mark}" for protocol in protocols]
         env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
         env |= {
             "TOPICS_PORT": "0",
@@ -162,6 +166,8 @@ class ServerProcess:
         }
         if self._kafka:
             env |= {"TOPICS_KAFKA_PORT": "0", "TOPICS_KAFKA_PORT_FILE": str(files[2])}
+        if self._postgres:
+            env |= {"TOPICS_PG_PORT": "0", "TOPICS_PG_PORT_FILE": str(files[-1])}
         env |= self._env
         with self.log_file.open("ab") as out:
             if self._may_be_forked():

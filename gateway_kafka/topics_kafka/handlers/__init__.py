@@ -33,7 +33,7 @@ from topics_service.api.catalog import Catalog, TopicView
 from topics_service.api.kafka import Broker, Brokers, KafkaShards
 from topics_service.api.membership import Members
 from topics_service.api.topics import TopicsApi
-from topics_service.engine.placement import home_of
+from topics_service.engine.placement import home_of, shards_of
 from topics_service.statistics import KafkaStatistics
 
 TELLING_SECONDS: Final = 1.0
@@ -189,8 +189,11 @@ class ServerContext:
     def partitions(self, view: BrokerView, topic: TopicView) -> list[dict[str, Any]]:
         """The partitions of a topic in Metadata. Cached: do not modify."""
         count = 1 if self.single is not None else self.shards.shard_count
-        step = 0 if topic.identity.placement else 1
-        return view.partitions(self.shard(topic.name, 0), step, count, topic.identity.partition_count)
+        identity = topic.identity
+        if identity.placement and count > 1:
+            shards = shards_of(topic.name, count, identity.placement)
+            return view.partitions_in(shards, (-1, *shards, identity.partition_count))
+        return view.partitions(self.shard(topic.name, 0), count, identity.partition_count)
 
     @property
     def replicas(self) -> int:

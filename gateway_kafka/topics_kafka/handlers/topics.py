@@ -54,7 +54,12 @@ class TopicHandlers:
             config, kafka_configs = configs.to_topic(given)
             if not only_check:
                 created = await self._server.api.create_topic(
-                    name, config, principal=context.principal, partition_count=count, kafka_configs=kafka_configs
+                    name,
+                    config,
+                    principal=context.principal,
+                    partition_count=count,
+                    kafka_configs=kafka_configs,
+                    zone=given.get(configs.ZONE, ""),
                 )
                 if not created:
                     raise _existing(name)

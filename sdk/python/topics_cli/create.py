@@ -21,6 +21,7 @@ def add_parser(commands: "Commands") -> None:
     parser.add_argument("topic", metavar="TOPIC", help="the topic")
     parser.add_argument("--partitions", type=whole, default=None, metavar="N", help="total partitions (default: 1)")
     parser.add_argument("--placement", default="", metavar="GROUP", help="topics of one group lie in one shard")
+    parser.add_argument("--zone", default="", metavar="ZONE", help="zone whose shards it is to lie in, in a cluster")
     config.add_arguments(parser)
     output.add_arguments(parser, table=False)
     server.add_arguments(parser)
@@ -72,6 +73,11 @@ def _put(client: "TopicsClient", arguments: argparse.Namespace) -> tuple[Any, in
                 "topic_exists",
                 f"{arguments.topic} already exists, with {has} (to change it: topics set {arguments.topic} {change})",
             )
-    return client.put_topic(
-        arguments.topic, found, partitions=arguments.partitions or 0, placement=arguments.placement
-    ), before
+    put = client.put_topic(
+        arguments.topic,
+        found,
+        partitions=arguments.partitions or 0,
+        placement=arguments.placement,
+        zone=arguments.zone,
+    )
+    return put, before

@@ -59,6 +59,8 @@ def _show(arguments: argparse.Namespace, found: "TopicInfo") -> None:
     }
     if found.placement:
         facts["placement"] = found.placement
+    if found.zone:
+        facts["zone"] = found.zone
     if found.partitions:
         facts["partitions"] = found.partition_count
     else:

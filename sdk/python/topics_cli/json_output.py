@@ -42,8 +42,8 @@ def put(found: "TopicPut") -> dict[str, Any]:
 
 
 def _placement(found: "TopicPut | TopicInfo") -> dict[str, str]:
-    """The member that only topics of a placement group have."""
-    return {"placement": found.placement} if found.placement else {}
+    """The member that only topics of a placement group, or of a zone, have."""
+    return {name: value for name in ("placement", "zone") if (value := getattr(found, name))}
 
 
 def summary(found: "TopicSummary") -> dict[str, Any]:

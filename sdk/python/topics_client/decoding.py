@@ -224,6 +224,7 @@ def topic_info_of(state: topic_pb2.TopicState) -> TopicInfo:
         partition_count=state.partition_count,
         partition=state.partition,
         placement=state.placement,
+        zone=state.zone,
         partitions=tuple(
             PartitionInfo(
                 partition=each.partition,

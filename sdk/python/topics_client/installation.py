@@ -19,6 +19,7 @@ _OURS: Final = frozenset(
         "topics_kafka",
         "topics_lakehouse",
         "topics_net",
+        "topics_postgres",
         "topics_proto",
         "topics_server",
         "topics_service",

@@ -337,6 +337,7 @@ class TopicPut:
     epoch: int
     partition_count: int
     placement: str = ""
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,6 +393,7 @@ class TopicInfo:
     partition: int
     partitions: tuple[PartitionInfo, ...] = field(default=())
     placement: str = ""
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)

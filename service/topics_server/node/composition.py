@@ -122,6 +122,7 @@ class NodeComposition:
             replica=replica,
         )
         metrics.others = served.reports
+        served.api.zones = views.shards_in
         self.api, self.audit = served.api, served.audit
         reports, watches = served.objects
         reports.shard_figures = self.figures.here

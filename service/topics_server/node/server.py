@@ -204,6 +204,11 @@ class _Running:
         return self.kafka.port
 
     @property
+    def pg_port(self) -> int:
+        """See Ports: nodes have none."""
+        return 0
+
+    @property
     def is_ready(self) -> bool:
         """See Shards."""
         return self.shards.is_ready
@@ -436,6 +441,7 @@ class _Running:
                 authorizer=self._authorizer,
                 cluster=self._admin,
                 bulk_readers=lambda topic, partition: self._bulk_readers(shard),
+                zones=self._views.shards_in,
                 statistics=self.statistics,
             )
         term = ShardTerm(

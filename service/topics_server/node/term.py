@@ -29,6 +29,7 @@ from topics_service.api.cluster import ClusterApi
 from topics_service.api.grpc.admin_servicer import FindBulkReaders
 from topics_service.api.grpc.server import create_calls
 from topics_service.api.running import RunningCalls
+from topics_service.api.zones import Zones
 from topics_service.engine.clock import Clock
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.limits import Elsewhere
@@ -199,10 +200,17 @@ class SoleTerm(Term):
     """An ownership of the only shard of a cluster: the calls of clients are served by it."""
 
     def __init__(
-        self, resources: Resources, *args: Any, cluster: ClusterApi, bulk_readers: FindBulkReaders, **kwargs: Any
+        self,
+        resources: Resources,
+        *args: Any,
+        cluster: ClusterApi,
+        bulk_readers: FindBulkReaders,
+        zones: Zones,
+        **kwargs: Any,
     ) -> None:
-        """See Term."""
+        """See Term; `zones` finds the shards that prefer a zone."""
         super().__init__(resources, *args, **kwargs)
+        self.core.api.zones = zones
         authorizer = self.core.authorizer
         self.calls = create_calls(
             self.core.api,

@@ -44,6 +44,10 @@ class Views:
                 log.warning("can't follow etcd, trying again: %s", error)
             await asyncio.sleep(_RETRY_SECONDS)
 
+    def shards_in(self, zone: str) -> list[int]:
+        """The shards that prefer a zone."""
+        return sorted(shard for shard, preferred in self.view.zones.items() if preferred == zone)
+
     async def until(self, condition: Callable[[View], object]) -> None:
         """Return once the condition holds."""
         while not condition(self.view):

@@ -295,6 +295,7 @@ class Topics(CommonCalls, Protocol):
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
         placement: str = "",
+        zone: str = "",
     ) -> PutTopicReply:
         """Create a topic or replace its config; durable before it is acknowledged (docs/contract.md, 3.3)."""
         ...

@@ -107,6 +107,7 @@ class KafkaTopics(CommonCalls, Protocol):
         principal: Principal,
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
+        zone: str = "",
     ) -> bool:
         """Create a topic unless there is one; return whether there was none, once the topic is visible."""
         ...

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
+from topics_service.engine.checks import placed_otherwise
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.redirects import Redirect
@@ -50,8 +51,8 @@ class PlacementsApi:
         if topic is None or topic.is_part:
             redirect, ticket = engine.catalog.redirects.reserve(name, shard, placement)
         if redirect is None or redirect.shard != shard:
-            message = f'topic "{name}" exists outside of the placement group "{placement}"'
-            raise TopicsError(Reason.TOPIC_EXISTS_INCOMPATIBLE, message, {"topic": name, "placement": placement})
+            known = redirect.placement if redirect is not None else topic.placement if topic is not None else ""
+            raise placed_otherwise(name, known)
         await self._settle(ticket)
         return redirect
 

@@ -29,12 +29,14 @@ from topics_service.api.routers import RoutersApi
 from topics_service.api.scheduling.batcher import WriteBatcher
 from topics_service.api.scheduling.commit import Commit
 from topics_service.api.scheduling.pressure import Pressure, Shortage
+from topics_service.api.sql.analysis.api import Analyses
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.sql.reader import SqlReader
 from topics_service.api.sql.system import SettingLine, SystemTables
 from topics_service.api.sql.users import UserStatements
 from topics_service.api.watch import EngineSource, WatchApi, WatchCaps
+from topics_service.api.zones import Zones, check_zoned, no_zones, placed_in
 from topics_service.engine import cluster
 from topics_service.engine.batches import BatchReply, BatchRequest, FetchReply, FetchRequest
 from topics_service.engine.engine import Engine, Parked
@@ -59,6 +61,8 @@ from topics_service.engine.model import (
     TopicState,
     joined,
 )
+from topics_service.engine.names import check_placement
+from topics_service.engine.placement import zone_of
 from topics_service.engine.producers import Producer
 
 # Limits for writes that are batched.
@@ -107,6 +111,8 @@ class TopicsApi:
         self._waiting: set[Settable] = set()
         self._turns: dict[tuple[str, int], asyncio.Future[object]] = {}  # the ends of `submit` under way
         self._batcher = WriteBatcher(self._append_batched, _MAX_BATCHED)
+        self.zones: Zones = no_zones
+        """Finds the shards that prefer a zone."""
         self.membership: MembershipApi | None = None
         """The calls of group members, once they are served."""
         self.placements = PlacementsApi(self._admit, self._settle)
@@ -158,6 +164,7 @@ class TopicsApi:
         *,
         settings: Sequence[SettingLine] = (),
         timeout_seconds: float = 30.0,
+        analyses: Analyses | None = None,
     ) -> SqlApi:
         """Serve SQL, read by `reader`; call it once, before the protocols are set up."""
         statements = UserStatements(self._admit, self._settle, users, passwords)
@@ -172,9 +179,11 @@ class TopicsApi:
             statistics=self.metrics.sql,
             observers=self.observers,
             timeout_seconds=timeout_seconds,
+            analyses=analyses,
         )
         self.sql.parts = self.parts
         self.metrics.caches["plans"] = self.sql.plans
+        self.metrics.caches["arrow"] = self.sql.analyses
         return self.sql
 
     def cluster_id(self) -> str:
@@ -190,20 +199,24 @@ class TopicsApi:
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
         placement: str = "",
+        zone: str = "",
     ) -> PutTopicReply:
         """Create a topic or replace its config; durable before it is acknowledged (docs/contract.md, 3.3).
 
         Beyond the contract, `partition_count` (None: 1 for a new topic, no change for an old one) makes a topic of
         many partitions or adds some; `kafka_configs` are those that only the Kafka protocol knows, None leaves them.
-        Topics with the same `placement` lie in one shard, where there are several; it is that of their creation.
+        Topics with the same `placement` lie in one shard, where there are several, and one with a `zone` in those that
+        prefer it; it is that of their creation.
         """
+        if placement or zone:
+            placement = self._placement(name, placement, zone)
         facts: Facts = {"topic": name, "config": config}
         if partition_count is not None:
             facts["partition_count"] = partition_count
         if kafka_configs:
             facts["kafka_configs"] = kafka_configs
         if placement:
-            facts["placement"] = placement
+            facts |= {"zone": zone_of(placement)} if zone_of(placement) else {"placement": placement}
         with self.observers("topic.put", facts, principal):
             engine = self._admit()
             check_put(principal, config)
@@ -234,15 +247,33 @@ class TopicsApi:
         principal: Principal,
         partition_count: int | None = None,
         kafka_configs: dict[str, str] | None = None,
+        placement: str = "",
+        zone: str = "",
     ) -> bool:
         """Create a topic unless there is one; return whether there was none, once the topic is visible."""
         if self._admit().has_topic(name):
             await self._settle(self._engine.creation_ticket(name))
             return False
         await self.put_topic(
-            name, config, principal=principal, partition_count=partition_count, kafka_configs=kafka_configs
+            name,
+            config,
+            principal=principal,
+            partition_count=partition_count,
+            kafka_configs=kafka_configs,
+            placement=placement,
+            zone=zone,
         )
         return True
+
+    def _placement(self, name: str, placement: str, zone: str) -> str:
+        """The placement of a topic that names one, or a zone. The caller of a shard of several has found it."""
+        if zone:
+            check_zoned(zone, placement)
+            topic = self._admit().catalog.find(name)
+            return placed_in(name, zone, self.zones, None if topic is None else topic.placement)
+        if self._engine.parts.place.count == 1:
+            check_placement(placement)
+        return placement
 
     async def get_topic(self, name: str, *, touch: bool = True, partition: int = 0) -> TopicState:
         """A topic's state; with `touch` it counts as a read for recency (docs/contract.md, 3.4).

@@ -5,6 +5,7 @@ from itertools import repeat
 from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.limits import Limits
 from topics_service.engine.model import AppendRequest, Batch, Identity, TopicType
+from topics_service.engine.placement import group_of, zone_of
 from topics_service.storage.varbinary import Column, lengths
 
 MAX_PRIORITY = 9
@@ -25,14 +26,20 @@ def too_many_records(limits: Limits, more: str = "") -> TopicsError:
 
 
 def check_placement(name: str, identity: Identity, placement: str) -> None:
-    """Raise `topic_exists_incompatible` unless the topic is in the placement group that a PUT names, if it does."""
+    """Raise `topic_exists_incompatible` unless the topic is in the group or zone that a PUT names, if it does."""
     if placement and placement != identity.placement:
-        group = f'the placement group "{identity.placement}"' if identity.placement else "no placement group"
-        raise TopicsError(
-            Reason.TOPIC_EXISTS_INCOMPATIBLE,
-            f'topic "{name}" is in {group}; that can\'t be changed',
-            {"topic": name, "placement": identity.placement},
-        )
+        raise placed_otherwise(name, identity.placement)
+
+
+def placed_otherwise(name: str, placement: str) -> TopicsError:
+    """The refusal to move a topic, which has this placement."""
+    group, zone = group_of(placement), zone_of(placement)
+    where = f'zone "{zone}"' if zone else f'the placement group "{group}"' if group else "no placement group, or zone"
+    return TopicsError(
+        Reason.TOPIC_EXISTS_INCOMPATIBLE,
+        f'topic "{name}" is in {where}; that can\'t be changed',
+        {"topic": name, "placement": group} | ({"zone": zone} if zone else {}),
+    )
 
 
 def check_records(batch: Batch, limits: Limits) -> None:

@@ -48,7 +48,7 @@ from topics_service.engine.model import (
 )
 from topics_service.engine.offsets.groups import Groups
 from topics_service.engine.parts import Parts
-from topics_service.engine.placement import SINGLE, Place
+from topics_service.engine.placement import SINGLE, Place, group_of
 from topics_service.engine.producers import Producers
 from topics_service.engine.queue.queues import Queues
 from topics_service.engine.router.forwarding import Forwarding
@@ -270,7 +270,7 @@ class Engine:
         topic = self.catalog.find(name)
         if topic is None:
             names.check_topic_name(name)
-            names.check_placement(placement)
+            names.check_placement(group_of(placement))
             topic = self.catalog.create(
                 name, config.resolve(name, given), partition_count or 1, kafka_configs, placement
             )

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from topics_service.engine.placement import group_of, zone_of
 from topics_service.storage.block import Block
 from topics_service.storage.recordbatch import jsonvalue
 from topics_service.storage.varbinary import lengths
@@ -320,7 +321,7 @@ class PutTopicReply(Struct, kw_only=True):
 class Identity(Struct, frozen=True, kw_only=True):
     """Identity of a topic: `topic_id` is unique forever, `slug` and `rrl` are labels, `epoch` grows on each create.
 
-    `placement` is the group of topics that lie in one shard, empty for none.
+    `placement` is that of `engine.placement`, empty for none.
     """
 
     topic_id: str
@@ -329,6 +330,16 @@ class Identity(Struct, frozen=True, kw_only=True):
     epoch: int
     partition_count: int = 1
     placement: str = ""
+
+    @property
+    def group(self) -> str:
+        """The placement group, whose topics lie in one shard; empty for none."""
+        return group_of(self.placement)
+
+    @property
+    def zone(self) -> str:
+        """The zone that its shards preferred when it was made; empty for none."""
+        return zone_of(self.placement)
 
 
 class QueueCounters(Struct, frozen=True, kw_only=True):
@@ -400,7 +411,7 @@ class TopicSummary(Struct, array_like=True, gc=False):
     """A topic's line in a list (docs/contract.md, 3.5). A page has many, which other nodes ask for: it is small.
 
     `head_seq` and `earliest_seq` are those of partition 0, `count` and `bytes` are of all partitions; in a shard that
-    has not all of them, of those that it has, whose numbers are `partitions` then.
+    has not all of them, of those that it has, whose numbers are `partitions` then, with the `placement` of the topic.
     """
 
     topic: str
@@ -414,6 +425,7 @@ class TopicSummary(Struct, array_like=True, gc=False):
     effective_priority: int
     partition_count: int = 1
     partitions: tuple[int, ...] = ()
+    placement: str = ""
 
 
 class ListTopicsReply(Struct, kw_only=True):

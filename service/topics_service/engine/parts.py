@@ -175,10 +175,8 @@ class Parts:
         if topic is None or topic.spread is None or topic.is_part:
             return {}
         found: dict[int, list[int]] = {shard: [] for shard in topic.spread.shards}
-        if topic.placement:
-            return found
         for partition in range(topic.partition_count):
-            shard = shard_of(name, partition, self.place.count)
+            shard = shard_of(name, partition, self.place.count, topic.placement)
             if shard in found:
                 found[shard].append(partition)
         return found

@@ -3,10 +3,15 @@
 A *shard* is one engine with a store of its own. Their number is fixed when the data directory, or the cluster, is made.
 A topic's *home* is the shard of its partition 0; it decides on its config and its life. Its other partitions follow in
 the next shards, one by one.
+
+A *placement*, fixed when a topic is made, says otherwise: it is the name of a group, whose topics lie in one shard, or
+it is of a zone, with the shards that preferred that zone then. The partitions follow each other in these.
 """
 
+import re
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Final, NamedTuple
 from zlib import crc32
 
 from msgspec import Meta, Struct
@@ -23,9 +28,53 @@ def home_of(name: str, count: int) -> int:
     return crc32(name.encode()) % count
 
 
-def shard_of(name: str, partition: int, count: int) -> int:
+def shard_of(name: str, partition: int, count: int, placement: str = "") -> int:
     """The shard of a topic's partition among `count`."""
-    return (home_of(name, count) + partition) % count
+    if not placement:
+        return (home_of(name, count) + partition) % count
+    zoned = _zoned(placement)
+    if zoned is None:
+        return shard_of_placement(placement, count)
+    shards = zoned.shards
+    return shards[(home_of(name, len(shards)) + partition) % len(shards)]
+
+
+_IN_ZONE: Final = re.compile(r"zone=([^;=]+);(\d{1,2}(?:,\d{1,2})*)", re.ASCII)  # no name of a group has a "="
+
+
+class _Zoned(NamedTuple):
+    zone: str
+    shards: tuple[int, ...]
+
+
+def placement_in_zone(zone: str, shards: Iterable[int]) -> str:
+    """The placement of a topic over these shards, which prefer the zone; at least one."""
+    return f"zone={zone};{','.join(map(str, sorted(shards)))}"
+
+
+def zone_of(placement: str) -> str:
+    """The zone of a placement; empty for a group, or none."""
+    zoned = _zoned(placement)
+    return "" if zoned is None else zoned.zone
+
+
+def group_of(placement: str) -> str:
+    """The group of a placement; empty for a zone, or none."""
+    return placement if _zoned(placement) is None else ""
+
+
+def shards_of(name: str, count: int, placement: str = "") -> list[int]:
+    """The shards of partitions 0, 1 and so on of a topic; further ones are in the same shards again, in that order."""
+    zoned = _zoned(placement) if placement else None
+    period = count if not placement else 1 if zoned is None else len(zoned.shards)
+    return [shard_of(name, partition, count, placement) for partition in range(period)]
+
+
+@lru_cache(maxsize=1024)
+def _zoned(placement: str) -> _Zoned | None:
+    """The parts of a placement of a zone; None for a group."""
+    found = _IN_ZONE.fullmatch(placement)
+    return None if found is None else _Zoned(found[1], tuple(map(int, found[2].split(","))))
 
 
 def shard_of_placement(placement: str, count: int) -> int:
@@ -62,17 +111,17 @@ class Place(Struct, frozen=True):
     count: int = 1
 
     def is_home(self, name: str, placement: str = "") -> bool:
-        """Return whether a topic's home is here: the shard of its placement group, or else that of its name."""
-        if self.count == 1:
-            return True
-        home = shard_of_placement(placement, self.count) if placement else home_of(name, self.count)
-        return home == self.shard
+        """Return whether a topic's home is here, the shard of its partition 0."""
+        return self.count == 1 or shard_of(name, 0, self.count, placement) == self.shard
 
     def spread(self, name: str, partition_count: int, placement: str = "") -> Spread:
-        """The partitions of a topic as this shard sees them: those of a placement group are all in one shard."""
-        if placement:
-            return Spread(partition_count, 0, 1 if self.is_home(name, placement) else 0)
-        return Spread(partition_count, (self.shard - home_of(name, self.count)) % self.count, self.count)
+        """The partitions of a topic as this shard sees them."""
+        if not placement:
+            return Spread(partition_count, (self.shard - home_of(name, self.count)) % self.count, self.count)
+        shards = shards_of(name, self.count, placement)
+        if self.shard not in shards:
+            return Spread(partition_count, 0, 0)
+        return Spread(partition_count, shards.index(self.shard), len(shards))
 
 
 SINGLE = Place()

@@ -62,6 +62,8 @@ class Reason(Enum):
     CROSS_SHARD = ErrorSpec("cross_shard", 400, "INVALID_ARGUMENT")
     USER_NOT_FOUND = ErrorSpec("user_not_found", 404, "NOT_FOUND")
     NOT_A_LOG = ErrorSpec("not_a_log", 409, "FAILED_PRECONDITION")
+    ZONE_NOT_FOUND = ErrorSpec("zone_not_found", 404, "NOT_FOUND")
+    QUERY_TOO_LARGE = ErrorSpec("query_too_large", 413, "RESOURCE_EXHAUSTED")
 
     @property
     def code(self) -> str:

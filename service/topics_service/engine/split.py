@@ -108,7 +108,9 @@ class Split:
                 row = replace(row, placement=SQL_PLACEMENT)
                 yield SplitTopic(number=number, row=row, home=SQL_SHARD, shards=(SQL_SHARD,) * partitions)
             else:
-                shards = tuple(shard_of(row.name, partition, self.count) for partition in range(partitions))
+                shards = tuple(
+                    shard_of(row.name, partition, self.count, row.placement) for partition in range(partitions)
+                )
                 yield SplitTopic(number=number, row=row, home=shards[0], shards=shards)
 
     # -------------------------------------------------------------- writing

@@ -285,6 +285,7 @@ class Topic:
         """The line of a list that a client sees."""
         config, views = self.config, [log.visible(self.config, now) for log in self.logs]
         first, is_alone = views[0], len(views) == 1
+        is_whole = len(views) == self.partition_count
         return TopicSummary(
             self.name,
             self._row.topic_id,
@@ -296,7 +297,8 @@ class Topic:
             first.bytes if is_alone else sum(each.bytes for each in views),
             self.effective_priority(now),
             self.partition_count,
-            () if len(views) == self.partition_count else tuple([number for number, _ in self.numbered()]),
+            () if is_whole else tuple([number for number, _ in self.numbered()]),
+            "" if is_whole else self.placement,
         )
 
 

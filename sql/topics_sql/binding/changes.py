@@ -27,7 +27,11 @@ def insert(context: Context, tree: syntax.Insert) -> plans.Insert:
     rows: tuple[tuple[Expression | None, ...], ...] = ()
     query: plans.Select | None = None
     if tree.select is not None:
-        query = select(context, tree.select)
+        found = select(context, tree.select)
+        if isinstance(found, plans.Analysis):
+            message = f"INSERT from a query with {found.why} is not supported"
+            raise context.refuse(tree.select.at, message, Reason.UNSUPPORTED_SQL)
+        query = found
         columns = columns or list(table.columns)[: len(query.outputs)]
         query = _fitted(context, query, columns, tree)
     elif tree.rows == ():

@@ -28,14 +28,18 @@ from topics_service.engine.tables.values import to_text
 MAX_SHOWN = 20
 
 
-def explain(action: plans.Select | plans.Insert | plans.Update | plans.Delete, schema: Schema) -> tuple[str, ...]:
+def explain(action: plans.Select | plans.Analysis | plans.Change, schema: Schema) -> tuple[str, ...]:
     """The lines that tell how a statement would run."""
     return tuple(_lines(action, schema))
 
 
-def _lines(action: plans.Select | plans.Insert | plans.Update | plans.Delete, schema: Schema) -> Iterator[str]:
+def _lines(action: plans.Select | plans.Analysis | plans.Change, schema: Schema) -> Iterator[str]:
     if isinstance(action, plans.Select):
         yield from _select(action, schema)
+    elif isinstance(action, plans.Analysis):
+        yield f"analyze in DuckDB, for {action.why}"
+        yield from (f"  read {table.table_id}" for table in action.tables)
+        yield from (f"  read system.{name}" for name in action.system)
     elif isinstance(action, plans.Insert):
         yield f"insert into {action.table.table_id}"
         if action.select is None:

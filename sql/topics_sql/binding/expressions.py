@@ -8,7 +8,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, Final
 
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.tables import casts, functions, values
+from topics_service.engine.tables import aggregates, casts, functions, values
 from topics_service.engine.tables.errors import invalid_value
 from topics_service.engine.tables.expressions import (
     Binary,
@@ -47,10 +47,10 @@ from topics_sql.tokens import words
 
 MAX_DIGITS: Final = 400
 AGGREGATES: Final = words(
-    """any_value approx_count_distinct array_agg avg bit_and bit_or bool_and bool_or corr count every first group_concat
-    json_agg json_object_agg jsonb_agg jsonb_object_agg last listagg max median min mode percentile_cont stddev
-    stddev_pop stddev_samp string_agg sum var_pop var_samp variance"""
+    """approx_count_distinct array_agg corr covar_pop covar_samp first group_concat grouping json_agg json_object_agg
+    jsonb_agg jsonb_object_agg last listagg median regr_slope"""
 )
+"""Aggregates of PostgreSQL and others that there are none of."""
 
 
 class Expressions:
@@ -131,8 +131,7 @@ class Expressions:
         """Bind `$1`."""
         if not self._parameters:
             raise self.context.refuse(tree.at, "a definition has no parameters", Reason.INVALID_REQUEST, "42P02")
-        self.context.use_parameter(tree.number)
-        return Parameter(tree.number)
+        return Parameter(tree.number, self.context.use_parameter(tree.number))
 
     def name(self, tree: syntax.Name) -> Expression:
         """Bind a column."""
@@ -266,9 +265,11 @@ class Expressions:
         """Bind a function."""
         name = tree.function
         function = functions.FUNCTIONS.get(name)
-        if function is None and name in AGGREGATES:
-            what = "count(*) beside other columns is" if tree.star else "aggregates but count(*) are"
-            raise self.context.refuse(tree.at, f"{what} not supported", Reason.UNSUPPORTED_SQL)
+        if function is None and (name in AGGREGATES or name in aggregates.AGGREGATES):
+            here = " here" if name in aggregates.AGGREGATES else ""
+            raise self.context.refuse(tree.at, f"{name}() is not supported{here}", Reason.UNSUPPORTED_SQL)
+        if not tree.is_plain or tree.within:
+            raise self.context.refuse(tree.at, "aggregates and windows are not supported here", Reason.UNSUPPORTED_SQL)
         if tree.star or tree.distinct:
             raise self.context.refuse(tree.at, f"{name} takes values")
         if function is not None and not self._volatile and function.volatility is not Volatility.IMMUTABLE:
@@ -283,6 +284,10 @@ class Expressions:
             if wanted is not None or is_untyped_text(arguments[place]):
                 arguments[place] = self.settle(arguments[place], wanted or TEXT, each.at)
         return Call(name, tuple(arguments), found.result)
+
+    def subquery(self, tree: syntax.Subquery | syntax.Exists | syntax.InQuery | syntax.Quantified) -> Expression:
+        """Refuse a query in the place of a value."""
+        raise self.context.refuse(tree.query.at, "subqueries are not supported here", Reason.UNSUPPORTED_SQL)
 
     # --------------------------------------------------------------------- typing
 
@@ -327,6 +332,10 @@ BINDERS: Final[dict[type, Callable[[Expressions, Any], Expression]]] = {
     syntax.Cast: Expressions.cast,
     syntax.JsonGet: Expressions.json_get,
     syntax.Call: Expressions.call,
+    syntax.Subquery: Expressions.subquery,
+    syntax.Exists: Expressions.subquery,
+    syntax.InQuery: Expressions.subquery,
+    syntax.Quantified: Expressions.subquery,
 }
 
 

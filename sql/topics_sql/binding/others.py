@@ -120,7 +120,7 @@ def _query(
 def explain_statement(context: Context, tree: syntax.Explain) -> plans.Explain:
     """Plan EXPLAIN: the plan of another statement as lines."""
     statement = tree.statement
-    if isinstance(statement, syntax.Select):
+    if isinstance(statement, syntax.Select | syntax.Compound | syntax.Values):
         return plans.Explain(explain(select(context, statement), context.schema))
     if isinstance(statement, syntax.Insert):
         return plans.Explain(explain(insert(context, statement), context.schema))

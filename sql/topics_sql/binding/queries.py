@@ -1,33 +1,51 @@
 """Plans of queries."""
 
 from collections.abc import Sequence
-from typing import Final
 
-from topics_service.engine.errors import Reason
+from msgspec.structs import replace
+
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables import plans
 from topics_service.engine.tables.expressions import Binary, Column, Expression, Literal, type_of
 from topics_service.engine.tables.model import RESERVED_NAMESPACES, Table
 from topics_sql import syntax
 from topics_sql.binding.access import choose, conjuncts, joined
+from topics_sql.binding.analysis import analysis
+from topics_sql.binding.beyond import beyond, beyond_expression, counts
 from topics_sql.binding.expressions import Expressions
+from topics_sql.binding.naming import MAX_OUTPUTS, name_of
 from topics_sql.binding.scope import SYSTEM, Context, Relation, relation
 from topics_sql.binding.types import BIGINT
 from topics_sql.syntax import Tree
 
-UNNAMED: Final = "?column?"
-MAX_OUTPUTS: Final = 1664
-"""Columns of a result, and keys of ORDER BY: as many as in PostgreSQL."""
+
+def select(context: Context, tree: syntax.Query) -> plans.Select | plans.Analysis:
+    """Plan a query: for the tables themselves, or for the analytical engine where it needs that.
+
+    Raises the errors of names and types, with their places.
+    """
+    why = beyond(tree)
+    if why is None:
+        assert isinstance(tree, syntax.Select)
+        return native(context, tree)
+    if isinstance(tree, syntax.Select) and _is_join_of_system_tables(context, tree):
+        try:
+            return native(context, tree)
+        except TopicsError as error:
+            if error.reason is not Reason.UNSUPPORTED_SQL:
+                raise
+    return analysis(context, tree, why)
 
 
-def select(context: Context, tree: syntax.Select) -> plans.Select:
-    """Plan a query. Raises the errors of names and types, with their places."""
+def native(context: Context, tree: syntax.Select) -> plans.Select:
+    """Plan a query of one table, of two system tables that are joined, or of constants."""
     relations, source, condition = _from(context, tree)
     binder = Expressions(context, relations)
     if tree.where is not None:
         condition = joined([*conjuncts(condition), *conjuncts(binder.condition(tree.where))])
     if isinstance(source, plans.Join) and not source.equal:
-        assert tree.joined is not None
-        source, condition = _equal_pairs(context, source, condition, tree.joined.at)
+        assert isinstance(tree.source, syntax.Join)
+        source, condition = _equal_pairs(context, source, condition, tree.source.at)
     count = _count(tree)
     if count is not None:
         outputs: tuple[plans.Output, ...] = (plans.Output(count, Literal(None, BIGINT), BIGINT),)
@@ -63,24 +81,29 @@ Source = Table | plans.SystemSource | plans.Join | None
 def _from(context: Context, tree: syntax.Select) -> tuple[list[Relation], Source, Expression | None]:
     if tree.source is None:
         return [], None, None
-    left, rows = _table(context, tree.source)
-    if tree.joined is None:
+    if isinstance(tree.source, syntax.From):
+        left, rows = _table(context, tree.source)
         return [left], rows, None
-    right, others = _table(context, tree.joined.right)
-    if not isinstance(rows, plans.SystemSource) or not isinstance(others, plans.SystemSource):
-        raise context.refuse(tree.joined.at, "joins of tables are not supported", Reason.UNSUPPORTED_SQL)
+    given = tree.source
+    assert isinstance(given, syntax.Join), "others are beyond"
+    assert isinstance(given.left, syntax.From)
+    assert isinstance(given.right, syntax.From)
+    left, rows = _table(context, given.left)
+    right, others = _table(context, given.right)
+    assert isinstance(rows, plans.SystemSource)
+    assert isinstance(others, plans.SystemSource)
     if left.name == right.name:
-        raise context.refuse(tree.joined.right.name.at, f"the name {right.name} is given twice", sqlstate="42712")
+        raise context.refuse(given.right.name.at, f"the name {right.name} is given twice", sqlstate="42712")
     width = len(left.columns)
     shifted = {name: Column(column.column + width, column.type) for name, column in right.columns.items()}
     right = Relation(right.name, shifted, right.namespace)
     relations = [left, right]
-    join = plans.Join(rows, others, (), tree.joined.outer)
-    condition = _join_condition(context, relations, tree.joined)
+    join = plans.Join(rows, others, (), given.kind == "left")
+    condition = _join_condition(context, relations, given)
     if join.outer:
-        join, rest = _equal_pairs(context, join, condition, tree.joined.at)
+        join, rest = _equal_pairs(context, join, condition, given.at)
         if rest is not None:
-            raise context.refuse(tree.joined.at, "LEFT JOIN takes equalities of columns only", Reason.UNSUPPORTED_SQL)
+            raise context.refuse(given.at, "LEFT JOIN takes equalities of columns only", Reason.UNSUPPORTED_SQL)
         condition = None
     return relations, join, condition
 
@@ -100,7 +123,7 @@ def _table(context: Context, given: syntax.From) -> tuple[Relation, Table | plan
     return relation(table, given.alias), table
 
 
-def _join_condition(context: Context, relations: list[Relation], join: syntax.Joined) -> Expression | None:
+def _join_condition(context: Context, relations: list[Relation], join: syntax.Join) -> Expression | None:
     if join.on is not None:
         return Expressions(context, relations).condition(join.on)
     terms: list[Tree] = []
@@ -158,29 +181,20 @@ def _star(binder: Expressions, item: syntax.Item) -> list[plans.Output]:
     return [plans.Output(name, column, column.type) for each in meant for name, column in each.columns.items()]
 
 
-def name_of(tree: Tree) -> str:
-    """The name of a column of a result that has no alias, as in PostgreSQL."""
-    if isinstance(tree, syntax.Name):
-        return tree.parts[-1]
-    if isinstance(tree, syntax.Call):
-        return tree.function
-    if isinstance(tree, syntax.Case):
-        return "case"
-    if isinstance(tree, syntax.Cast):
-        inner = name_of(tree.operand)
-        return tree.type.name if inner == UNNAMED else inner
-    return UNNAMED
-
-
 def _count(tree: syntax.Select) -> str | None:
     """The name of the column if the query is a count of rows."""
-    call = tree.items[0].tree
-    if len(tree.items) != 1 or not isinstance(call, syntax.Call) or call.function != "count" or call.distinct:
-        return None
-    one = call.arguments[0] if len(call.arguments) == 1 else None
-    if not call.star and not (isinstance(one, syntax.Constant) and one.kind != "null"):
-        return None
-    return tree.items[0].alias or "count"
+    return tree.items[0].alias or "count" if counts(tree) else None
+
+
+def _is_join_of_system_tables(context: Context, tree: syntax.Select) -> bool:
+    """Return whether nothing but the join of two system tables is beyond."""
+    join = tree.source
+    if not isinstance(join, syntax.Join) or join.natural or join.kind not in ("inner", "left", "cross"):
+        return False
+    for side in (join.left, join.right):
+        if not isinstance(side, syntax.From) or side.columns or context.table_name(side.name).namespace != SYSTEM:
+            return False
+    return beyond(replace(tree, source=None), constants=True) is None and beyond_expression(join.on) is None
 
 
 # ------------------------------------------------------------------------ ORDER BY

@@ -42,6 +42,8 @@ class Context(Struct):
     schema: Schema
     namespace: str
     parameters: dict[int, Type | None] = field(default_factory=dict)
+    given: Sequence[Type | None] = ()
+    """Types of parameters in order, as the caller gives them."""
 
     def refuse(self, at: int, message: str, reason: Reason = Reason.SYNTAX_ERROR, sqlstate: str = "") -> TopicsError:
         """Make an error with its place."""
@@ -63,9 +65,12 @@ class Context(Struct):
 
     # --------------------------------------------------------------- parameters
 
-    def use_parameter(self, number: int) -> None:
-        """Note that the text names a parameter."""
-        self.parameters.setdefault(number, None)
+    def use_parameter(self, number: int) -> Type | None:
+        """Note that the text names a parameter; return the type that the caller gives it."""
+        given = self.given[number - 1] if number <= len(self.given) else None
+        if self.parameters.get(number) is None:
+            self.parameters[number] = given
+        return given
 
     def type_parameter(self, number: int, kind: Type, at: int) -> Type:
         """The type of a parameter: that of its first use which has one. Raises `invalid_value` if this one differs.

@@ -2,7 +2,7 @@
 
 from topics_sql.grammar.cursor import Cursor
 from topics_sql.grammar.expressions import expression, parameter_number
-from topics_sql.grammar.queries import select, select_list, table_reference
+from topics_sql.grammar.queries import query, select_list, table_reference
 from topics_sql.syntax import (
     Assignment,
     ColumnName,
@@ -34,19 +34,19 @@ def insert(cursor: Cursor) -> Insert:
     if cursor.word == "overriding":
         raise cursor.unsupported("OVERRIDING is")
     rows: tuple[tuple[Value, ...], ...] | None = None
-    query = None
+    source = None
     if cursor.take("default", "values"):
         rows = ()
     elif cursor.take("values"):
         rows = _rows(cursor)
-    elif cursor.word == "select":
-        query = select(cursor)
-    elif cursor.word in ("with", "table") or cursor.is_operator("("):
+    elif cursor.word in ("select", "with"):
+        source = query(cursor)
+    elif cursor.word == "table" or cursor.is_operator("("):
         raise cursor.unsupported("INSERT from other than SELECT and VALUES is")
     else:
         raise cursor.unexpected("VALUES, DEFAULT VALUES or SELECT")
     conflict = _conflict(cursor)
-    return Insert(at, table, alias, columns, rows, query, conflict, returning(cursor))
+    return Insert(at, table, alias, columns, rows, source, conflict, returning(cursor))
 
 
 def _rows(cursor: Cursor) -> tuple[tuple[Value, ...], ...]:

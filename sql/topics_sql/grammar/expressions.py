@@ -2,6 +2,8 @@
 
 from typing import Final, NoReturn
 
+from msgspec.structs import replace
+
 from topics_service.engine.errors import Reason
 from topics_sql.grammar.cursor import RESERVED, Cursor
 from topics_sql.syntax import (
@@ -9,14 +11,20 @@ from topics_sql.syntax import (
     Case,
     Cast,
     Constant,
+    Exists,
     In,
     Infix,
+    InQuery,
     Is,
     JsonGet,
     Like,
     Name,
+    OrderItem,
     Parameter,
     Prefix,
+    Quantified,
+    Query,
+    Subquery,
     Tree,
     TypeName,
 )
@@ -126,7 +134,11 @@ def _infix(cursor: Cursor, left: Tree, op: str, strength: int) -> Tree:
     at, height = cursor.at, cursor.height
     cursor.position += 1
     if strength == COMPARISON and cursor.word in ("any", "all", "some"):
-        raise cursor.unsupported(f"{cursor.word.upper()} is")
+        every = cursor.word == "all"
+        cursor.position += 1
+        query = _subquery(cursor)
+        _higher(cursor, height, at)
+        return Quantified(at, "<>" if op == "!=" else op, left, query, every)
     right = expression(cursor, strength + 1)
     _higher(cursor, max(height, cursor.height), at)
     if op in ("->", "->>"):
@@ -150,6 +162,10 @@ def _word_operator(cursor: Cursor, left: Tree, word: str, level: int) -> Tree | 
         return None
     cursor.position += 1 + negated
     if operator == "in":
+        if cursor.is_operator("(") and _is_query(cursor, 1):
+            query = _subquery(cursor)
+            _higher(cursor, height, at)
+            return InQuery(at, left, query, negated)
         items = _items(cursor)
         _higher(cursor, max(height, cursor.height), at)
         return In(at, left, items, negated)
@@ -198,7 +214,6 @@ def _is(cursor: Cursor, left: Tree, at: int) -> Tree:
 def _items(cursor: Cursor) -> tuple[Tree, ...]:
     """Read a list in parentheses. Leaves the greatest height."""
     cursor.expect_operator("(")
-    subquery(cursor)
     items = [expression(cursor)]
     height = cursor.height
     while cursor.take_operator(","):
@@ -209,10 +224,64 @@ def _items(cursor: Cursor) -> tuple[Tree, ...]:
     return tuple(items)
 
 
-def subquery(cursor: Cursor) -> None:
-    """Raise `unsupported_sql` if a query begins here."""
-    if cursor.word in ("select", "with") or (cursor.word == "values" and cursor.are_operators(1, "(")):
-        raise cursor.unsupported("subqueries are")
+def begins_query(cursor: Cursor) -> bool:
+    """Return whether a query begins here."""
+    return _is_query(cursor, 0)
+
+
+def _is_query(cursor: Cursor, ahead: int) -> bool:
+    word = cursor.word_after(ahead)
+    return word in ("select", "with") or (word == "values" and cursor.are_operators(ahead + 1, "("))
+
+
+def _subquery(cursor: Cursor) -> Query:
+    """Read a query in parentheses."""
+    cursor.expect_operator("(")
+    if not begins_query(cursor):
+        raise cursor.unsupported("ANY and ALL without a query are")
+    query = _query(cursor)
+    cursor.expect_operator(")")
+    return query
+
+
+def _query(cursor: Cursor) -> Query:
+    from topics_sql.grammar.queries import query  # it reads expressions
+
+    return query(cursor)
+
+
+def descend(cursor: Cursor) -> None:
+    """Count a level of what can be nested without an end. The caller counts down, or leaves it to the whole text."""
+    cursor.depth += 1
+    if cursor.depth > MAX_DEPTH + 1:
+        _too_deep(cursor, cursor.at)
+
+
+def order_by(cursor: Cursor) -> tuple[OrderItem, ...]:
+    """Read ORDER BY, if it comes next."""
+    if not cursor.take("order"):
+        return ()
+    cursor.expect("by")
+    items = [_order_item(cursor)]
+    while cursor.take_operator(","):
+        items.append(_order_item(cursor))
+    return tuple(items)
+
+
+def _order_item(cursor: Cursor) -> OrderItem:
+    at = cursor.at
+    tree = expression(cursor)
+    if cursor.word == "using":
+        raise cursor.unsupported("ORDER BY ... USING is")
+    descending = cursor.take("desc")
+    if not descending:
+        cursor.take("asc")
+    nulls_first = descending
+    if cursor.take("nulls"):
+        nulls_first = cursor.take("first")
+        if not nulls_first:
+            cursor.expect("last")
+    return OrderItem(at, tree, descending, nulls_first)
 
 
 def _operand(cursor: Cursor) -> Tree:
@@ -231,8 +300,11 @@ def _operand(cursor: Cursor) -> Tree:
         node = _name_or_call(cursor, at)
     elif kind == OPERATOR and value == "(":
         cursor.position += 1
-        subquery(cursor)
-        node = expression(cursor)
+        if begins_query(cursor):
+            node = Subquery(at, _query(cursor))
+            cursor.height = 1
+        else:
+            node = expression(cursor)
         if cursor.is_operator(","):
             raise cursor.unsupported("rows of values as operands are")
         cursor.expect_operator(")")
@@ -282,7 +354,10 @@ def _word(cursor: Cursor, word: str, at: int) -> Tree:
     if word == "interval" and after_kind == STRING:
         raise cursor.unsupported("INTERVAL is", hint="date_add() takes one as text")
     if word == "exists" and after == "(":
-        raise cursor.unsupported("subqueries are")
+        cursor.position += 1
+        query = _subquery(cursor)
+        cursor.height = 1
+        return Exists(at, query)
     if word == "array" and after in ("[", "("):
         raise cursor.unsupported("arrays are")
     if word == "row" and after == "(":
@@ -320,27 +395,58 @@ def _name_or_call(cursor: Cursor, at: int) -> Tree:
 
 def _call(cursor: Cursor, function: str, at: int) -> Tree:
     cursor.position += 1
-    cursor.depth += 1
+    descend(cursor)
+    height = 0
     if cursor.take_operator("*"):
         cursor.expect_operator(")")
-        cursor.height = 1
         node = Call(at, function, star=True)
     else:
         distinct = cursor.take("distinct")
-        node = Call(at, function, _arguments(cursor, function), distinct=distinct)
-        _higher(cursor, cursor.height, at)
+        if not distinct:
+            cursor.take("all")
+        arguments = _arguments(cursor, function)
+        height = cursor.height
+        order = order_by(cursor)
+        cursor.expect_operator(")")
+        node = Call(at, function, arguments, distinct=distinct, order=order)
+    if cursor.word in ("within", "filter", "over"):
+        node = _belonging(cursor, node)
     cursor.depth -= 1
-    if cursor.word in ("over", "filter", "within") and (cursor.are_operators(1, "(") or cursor.word == "within"):
-        raise cursor.unsupported({"over": "window functions are"}.get(cursor.word, "aggregates but count(*) are"))
+    _higher(cursor, height, at)
     return node
+
+
+def _belonging(cursor: Cursor, node: Call) -> Call:
+    """Read what belongs to a call behind its parentheses: WITHIN GROUP, FILTER, OVER."""
+    from topics_sql.grammar.windows import over  # it reads expressions
+
+    if cursor.word == "within" and cursor.word_after() == "group":
+        cursor.expect("within", "group")
+        cursor.expect_operator("(")
+        node = replace(node, order=order_by(cursor), within=True)
+        cursor.expect_operator(")")
+    if cursor.word == "filter" and cursor.are_operators(1, "("):
+        cursor.position += 2
+        cursor.expect("where")
+        node = replace(node, filter=expression(cursor))
+        cursor.expect_operator(")")
+    if cursor.word == "over" and (cursor.are_operators(1, "(") or _is_name(cursor, 1)):
+        cursor.position += 1
+        node = replace(node, over=over(cursor))
+    return node
+
+
+def _is_name(cursor: Cursor, ahead: int) -> bool:
+    position = cursor.position + ahead
+    kind = cursor.kinds[position]
+    return kind == NAME or (kind == WORD and cursor.values[position] not in RESERVED)
 
 
 def _arguments(cursor: Cursor, function: str) -> tuple[Tree, ...]:
     """Read what is between the parentheses of a call: also `substring(a FROM 1 FOR 2)` and its like."""
-    if cursor.take_operator(")"):
+    if cursor.is_operator(")"):
         cursor.height = 1
         return ()
-    subquery(cursor)
     if function in ("extract", "trim") and cursor.kinds[cursor.position] == WORD and function == "extract":
         field_at, field = cursor.at, cursor.label("a field")
         cursor.expect("from")
@@ -363,9 +469,6 @@ def _arguments(cursor: Cursor, function: str) -> tuple[Tree, ...]:
         while cursor.take_operator(","):
             items.append(expression(cursor))
             height = max(height, cursor.height)
-    if cursor.word in ("order", "separator"):
-        raise cursor.unsupported("aggregates but count(*) are")
-    cursor.expect_operator(")")
     cursor.height = height
     return tuple(items)
 

@@ -1,59 +1,175 @@
-"""SELECT. What only an analytical engine can answer is refused by name."""
+"""Queries: SELECT, VALUES and WITH, what stands in FROM, and their combinations."""
 
+from collections.abc import Callable
 from typing import Final
 
+from msgspec.structs import replace
+
 from topics_sql.grammar.cursor import RESERVED, Cursor
-from topics_sql.grammar.expressions import expression
-from topics_sql.syntax import From, Item, Joined, Names, OrderItem, Select, Tree
+from topics_sql.grammar.expressions import begins_query, descend, expression, order_by
+from topics_sql.grammar.windows import named_windows
+from topics_sql.syntax import (
+    Compound,
+    Derived,
+    From,
+    FromItem,
+    Item,
+    Join,
+    Names,
+    Query,
+    Select,
+    Tree,
+    Values,
+    With,
+)
 from topics_sql.tokens import NAME, WORD
 
-SET_OPERATIONS: Final = ("union", "intersect", "except")
+MAX_ROWS: Final = 10_000
+"""Of VALUES as a query."""
 BEYOND: Final = {
-    "group": "GROUP BY is",
-    "having": "HAVING is",
-    "window": "window functions are",
-    "union": "UNION is",
-    "intersect": "INTERSECT is",
-    "except": "EXCEPT is",
     "for": "FOR UPDATE is",
     "qualify": "QUALIFY is",
     "tablesample": "TABLESAMPLE is",
 }
 JOINS: Final = ("join", "inner", "left", "right", "full", "cross", "natural")
+UNIONS: Final = ("union", "except")
 
 
-def select(cursor: Cursor) -> Select:
-    """Read a query."""
+def query(cursor: Cursor) -> Query:
+    """Read a query with what stands before and behind it: WITH, ORDER BY, LIMIT."""
+    descend(cursor)
+    at = cursor.at
+    ctes, recursive = _with(cursor)
+    body = _combined(cursor)
+    order = order_by(cursor)
+    limit, offset = _limits(cursor)
+    if what := BEYOND.get(cursor.word):
+        raise cursor.unsupported(what)
+    cursor.depth -= 1
+    if not ctes and not order and limit is None and offset is None:
+        return body
+    if body.ctes or body.order or body.limit is not None or body.offset is not None:  # they are those of the part
+        body = Select(at=at, items=(Item(at, None, star=True),), source=Derived(at, body, "nested"))
+    return replace(body, order=order, limit=limit, offset=offset, ctes=ctes, recursive=recursive)
+
+
+def _with(cursor: Cursor) -> tuple[tuple[With, ...], bool]:
+    if not cursor.take("with"):
+        return (), False
+    recursive = cursor.take("recursive")
+    ctes = [_cte(cursor)]
+    while cursor.take_operator(","):
+        ctes.append(_cte(cursor))
+    return tuple(ctes), recursive
+
+
+def _cte(cursor: Cursor) -> With:
+    at = cursor.at
+    name = cursor.identifier("a name for the query")
+    columns = _names(cursor)
+    cursor.expect("as")
+    if cursor.take("not"):
+        cursor.expect("materialized")
+    else:
+        cursor.take("materialized")
+    cursor.expect_operator("(")
+    if cursor.word in ("insert", "update", "delete"):
+        raise cursor.unsupported("changes in WITH are")
+    inner = query(cursor)
+    cursor.expect_operator(")")
+    return With(at, name, columns, inner)
+
+
+def _combined(cursor: Cursor) -> Query:
+    left = _intersected(cursor)
+    while cursor.word in UNIONS:
+        left = _compound(cursor, left, _intersected)
+    return left
+
+
+def _intersected(cursor: Cursor) -> Query:
+    left = _part(cursor)
+    while cursor.word == "intersect":
+        left = _compound(cursor, left, _part)
+    return left
+
+
+def _compound(cursor: Cursor, left: Query, part: Callable[[Cursor], Query]) -> Query:
+    at, op = cursor.at, cursor.word
+    descend(cursor)
+    cursor.position += 1
+    every = cursor.take("all")
+    if not every:
+        cursor.take("distinct")
+    return Compound(at=at, op=op, all=every, left=left, right=part(cursor))
+
+
+def _part(cursor: Cursor) -> Query:
+    if cursor.take_operator("("):
+        inner = query(cursor)
+        cursor.expect_operator(")")
+        return inner
+    if cursor.word == "values":
+        return _values(cursor)
+    if cursor.word == "table":
+        raise cursor.unsupported("TABLE as a query is")
+    return _select(cursor)
+
+
+def _values(cursor: Cursor) -> Values:
+    at = cursor.at
+    cursor.expect("values")
+    rows: list[tuple[Tree, ...]] = []
+    while True:
+        if len(rows) == MAX_ROWS:
+            raise cursor.unsupported(f"VALUES with more than {MAX_ROWS} rows as a query is")
+        cursor.expect_operator("(")
+        row = [expression(cursor)]
+        while cursor.take_operator(","):
+            row.append(expression(cursor))
+        cursor.expect_operator(")")
+        rows.append(tuple(row))
+        if not cursor.take_operator(","):
+            return Values(at=at, rows=tuple(rows))
+
+
+def _select(cursor: Cursor) -> Select:
     at = cursor.at
     cursor.expect("select")
     distinct = cursor.take("distinct")
-    if distinct and cursor.word == "on":
-        raise cursor.unsupported("DISTINCT ON is")
+    distinct_on: tuple[Tree, ...] = ()
     if not distinct:
         cursor.take("all")
+    elif cursor.take("on"):
+        cursor.expect_operator("(")
+        distinct_on = _list(cursor)
+        cursor.expect_operator(")")
     items = select_list(cursor)
-    source, joined = None, None
     if cursor.take("into"):
         raise cursor.unsupported("SELECT INTO is")
-    if cursor.take("from"):
-        source = table_reference(cursor)
-        joined = _join(cursor)
-        if cursor.word in JOINS or cursor.is_operator(","):
-            raise cursor.unsupported("joins of more than two tables are")
+    source = from_list(cursor) if cursor.take("from") else None
     where = expression(cursor) if cursor.take("where") else None
-    _beyond(cursor)
-    order = _order(cursor)
-    limit, offset = _limits(cursor)
-    _beyond(cursor)
+    group: tuple[Tree, ...] | None = None
+    if cursor.take("group"):
+        cursor.expect("by")
+        if cursor.word in ("rollup", "cube", "grouping", "all", "distinct"):
+            raise cursor.unsupported(f"GROUP BY {cursor.word.upper()} is")
+        group = _list(cursor)
+    having = expression(cursor) if cursor.take("having") else None
+    windows = named_windows(cursor) if cursor.take("window") else ()
+    if what := BEYOND.get(cursor.word):
+        raise cursor.unsupported(what)
     return Select(
-        at=at, items=items, source=source, joined=joined, where=where, order=order, limit=limit, offset=offset,
-        distinct=distinct,
+        at=at, items=items, source=source, where=where, group=group, having=having, windows=windows,
+        distinct=distinct and not distinct_on, distinct_on=distinct_on,
     )  # fmt: skip
 
 
-def _beyond(cursor: Cursor) -> None:
-    if what := BEYOND.get(cursor.word):
-        raise cursor.unsupported(what)
+def _list(cursor: Cursor) -> tuple[Tree, ...]:
+    found = [expression(cursor)]
+    while cursor.take_operator(","):
+        found.append(expression(cursor))
+    return tuple(found)
 
 
 def select_list(cursor: Cursor) -> tuple[Item, ...]:
@@ -87,74 +203,93 @@ def _alias(cursor: Cursor) -> str | None:
     return None
 
 
+# --------------------------------------------------------------------------- FROM
+
+
+def from_list(cursor: Cursor) -> FromItem:
+    """Read what stands in FROM; commas are cross joins."""
+    left = _joined(cursor)
+    while cursor.is_operator(","):
+        at = cursor.at
+        descend(cursor)
+        cursor.position += 1
+        left = Join(at, "cross", left, _joined(cursor))
+    return left
+
+
+def _joined(cursor: Cursor) -> FromItem:
+    left = _primary(cursor)
+    while cursor.word in JOINS:
+        descend(cursor)
+        left = _join(cursor, left)
+    return left
+
+
+def _join(cursor: Cursor, left: FromItem) -> Join:
+    at = cursor.at
+    natural = cursor.take("natural")
+    kind = cursor.word if cursor.word in ("inner", "left", "right", "full", "cross") else "inner"
+    cursor.take(kind)
+    if kind in ("left", "right", "full"):
+        cursor.take("outer")
+    cursor.expect("join")
+    right = _primary(cursor)
+    if kind == "cross" or natural:
+        return Join(at, kind, left, right, natural=natural)
+    if cursor.word in JOINS:  # a JOIN b JOIN c ON .. ON ..
+        right = _join(cursor, right)
+    if cursor.take("using"):
+        return Join(at, kind, left, right, using=tuple(column.name for column in cursor.columns()))
+    cursor.expect("on")
+    return Join(at, kind, left, right, expression(cursor))
+
+
+def _primary(cursor: Cursor) -> FromItem:
+    at = cursor.at
+    lateral = cursor.take("lateral")
+    if cursor.is_operator("("):
+        descend(cursor)
+        cursor.position += 1
+        if begins_query(cursor) or lateral:
+            inner = query(cursor)
+            cursor.expect_operator(")")
+            cursor.depth -= 1
+            alias, columns = _table_alias(cursor)
+            return Derived(at, inner, alias, columns, lateral)
+        item = from_list(cursor)
+        cursor.expect_operator(")")
+        cursor.depth -= 1
+        return item
+    if lateral:
+        raise cursor.unsupported("functions in FROM are")
+    return table_reference(cursor)
+
+
 def table_reference(cursor: Cursor) -> From:
     """Read a table and its alias."""
     if cursor.is_operator("(") or cursor.word == "lateral":
-        raise cursor.unsupported("subqueries in FROM are")
+        raise cursor.unsupported("subqueries here are")
     cursor.take("only")
     name = cursor.object_name("a table")
     if cursor.is_operator("("):
         raise cursor.unsupported("functions in FROM are", name.at)
-    if cursor.take("as"):
-        alias: str | None = cursor.identifier("an alias")
-    else:
-        alias = None if cursor.word == "set" else _alias(cursor)
-    if alias is not None and cursor.is_operator("("):
-        raise cursor.unsupported("names of columns in FROM are")
-    return From(name, alias)
+    alias, columns = (None, ()) if cursor.word == "set" else _table_alias(cursor)
+    return From(name, alias, columns)
 
 
-def _join(cursor: Cursor) -> Joined | None:
-    at = cursor.at
-    if cursor.take_operator(","):
-        return Joined(at, table_reference(cursor))
-    word = cursor.word
-    if word not in JOINS:
-        return None
-    if word in ("right", "full", "natural"):
-        raise cursor.unsupported(f"{word.upper()} JOIN is")
-    cursor.position += word != "join"
-    outer = word == "left"
-    if outer:
-        cursor.take("outer")
-    cursor.expect("join")
-    right = table_reference(cursor)
-    if word == "cross":
-        return Joined(at, right)
-    on: Tree | None = None
-    using: Names = ()
-    if cursor.take("using"):
-        using = tuple(column.name for column in cursor.columns())
-    else:
-        cursor.expect("on")
-        on = expression(cursor)
-    return Joined(at, right, on, outer, using)
+def _table_alias(cursor: Cursor) -> tuple[str | None, Names]:
+    alias = cursor.identifier("an alias") if cursor.take("as") else _alias(cursor)
+    return alias, () if alias is None else _names(cursor)
 
 
-def _order(cursor: Cursor) -> tuple[OrderItem, ...]:
-    if not cursor.take("order"):
+def _names(cursor: Cursor) -> Names:
+    """Read names of columns in parentheses, if there are any."""
+    if not cursor.is_operator("("):
         return ()
-    cursor.expect("by")
-    items = [_order_item(cursor)]
-    while cursor.take_operator(","):
-        items.append(_order_item(cursor))
-    return tuple(items)
+    return tuple(column.name for column in cursor.columns())
 
 
-def _order_item(cursor: Cursor) -> OrderItem:
-    at = cursor.at
-    tree = expression(cursor)
-    if cursor.word == "using":
-        raise cursor.unsupported("ORDER BY ... USING is")
-    descending = cursor.take("desc")
-    if not descending:
-        cursor.take("asc")
-    nulls_first = descending
-    if cursor.take("nulls"):
-        nulls_first = cursor.take("first")
-        if not nulls_first:
-            cursor.expect("last")
-    return OrderItem(at, tree, descending, nulls_first)
+# -------------------------------------------------------------------------- LIMIT
 
 
 def _limits(cursor: Cursor) -> tuple[Tree | None, Tree | None]:

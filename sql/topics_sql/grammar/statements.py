@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from topics_service.engine.errors import Reason, TopicsError
 from topics_sql.grammar.changes import delete, insert, update
 from topics_sql.grammar.cursor import Cursor
-from topics_sql.grammar.queries import select
+from topics_sql.grammar.queries import query
 from topics_sql.grammar.tables import (
     alter_table,
     create_index,
@@ -20,6 +20,7 @@ from topics_sql.grammar.tables import (
 from topics_sql.grammar.topics import ack, alter_topic, clear_topic, consume, create_topic, drop_topic, subscribe
 from topics_sql.syntax import (
     AlterUser,
+    Compound,
     CreateUser,
     Delete,
     Describe,
@@ -32,6 +33,7 @@ from topics_sql.syntax import (
     Transaction,
     Update,
     Use,
+    Values,
 )
 from topics_sql.tokens import NAME, PARAMETER, STRING, Tokens, refuse, tokenize, words
 
@@ -40,7 +42,7 @@ OTHER_DIALECTS: Final = words(
     """analyse analyze attach call checkpoint cluster comment copy deallocate declare detach discard do exec execute
     export fetch flush grant handler import install kill listen load lock merge move notify optimize pivot pragma
     prepare reassign refresh reindex repair replace reset revoke security set summarize table unlisten unlock unpivot
-    upsert vacuum values with xa"""
+    upsert vacuum xa"""
 )
 OTHER_OBJECTS: Final = words(
     """access aggregate cast collation constraint conversion database domain event extension external foreign function
@@ -71,6 +73,7 @@ def statements(text: str) -> list[Parsed]:
             if len(found) == MAX_STATEMENTS:
                 message = f"the text has more than {MAX_STATEMENTS} statements"
                 raise refuse(text, position, message, Reason.INVALID_REQUEST, "54000")
+            cursor.depth = 0
             tree = statement(cursor)
             if not cursor.at_end:
                 raise cursor.unexpected("the end of the statement")
@@ -111,7 +114,7 @@ def statement(cursor: Cursor) -> Statement:
     if cursor.word in OTHER_DIALECTS:
         raise cursor.unsupported(f"{cursor.word.upper()} is")
     if cursor.is_operator("("):
-        raise cursor.unsupported("a query in parentheses is")
+        return query(cursor)
     raise cursor.unexpected("a statement")
 
 
@@ -299,7 +302,7 @@ def _explain(cursor: Cursor) -> Explain:
     if cursor.word in ("analyze", "analyse", "verbose") or cursor.is_operator("("):
         raise cursor.unsupported("options of EXPLAIN are")
     target = statement(cursor)
-    if not isinstance(target, Select | Insert | Update | Delete):
+    if not isinstance(target, Select | Compound | Values | Insert | Update | Delete):
         raise refuse(cursor.text, at, "EXPLAIN takes SELECT, INSERT, UPDATE or DELETE")
     return Explain(at, target)
 
@@ -331,11 +334,13 @@ RULES: Final[dict[str, Callable[[Cursor], Statement]]] = {
     "release": _release,
     "rollback": _rollback,
     "savepoint": _savepoint,
-    "select": select,
+    "select": query,
     "show": _show,
     "start": _begin,
     "subscribe": subscribe,
     "truncate": _truncate,
     "update": update,
     "use": _use,
+    "values": query,
+    "with": query,
 }

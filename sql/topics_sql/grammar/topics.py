@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from topics_sql.grammar.cursor import Cursor
 from topics_sql.grammar.expressions import expression
-from topics_sql.grammar.queries import select
+from topics_sql.grammar.queries import query
 from topics_sql.syntax import (
     Ack,
     AddSource,
@@ -164,7 +164,7 @@ def subscribe(cursor: Cursor) -> Subscribe:
     at = cursor.at
     cursor.expect("subscribe", "to")
     if cursor.take_operator("("):
-        select(cursor)
+        query(cursor)
         cursor.expect_operator(")")
     else:
         cursor.object_name("a table")

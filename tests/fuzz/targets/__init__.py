@@ -3,13 +3,14 @@
 from typing import Final
 
 from fuzz.target import Target
-from fuzz.targets import clients, cluster, operators, protocols, rows, shards, sql, storage, tables
+from fuzz.targets import clients, cluster, operators, postgres, protocols, rows, shards, sql, storage, tables
 
 TARGETS: Final[tuple[Target, ...]] = (
     *storage.TARGETS,
     *rows.TARGETS,
     *tables.TARGETS,
     *sql.TARGETS,
+    *postgres.TARGETS,
     *protocols.TARGETS,
     *operators.TARGETS,
     *clients.TARGETS,

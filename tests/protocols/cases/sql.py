@@ -39,6 +39,32 @@ SHOWN = [
 
 MANY = range(3000)
 CASES: dict[str, tuple[Sql, ...]] = {
+    "analytical queries": (
+        TABLE,
+        Sql("CREATE TABLE {n}.other (id BIGINT PRIMARY KEY, t BIGINT)"),
+        Sql(
+            "INSERT INTO {n}.t VALUES ($1, $2, $3, $4)",
+            param_rows=[[1, "a", "1.50", True], [2, "a", None, None], [3, "b", "2.25", False]],
+        ),
+        Sql("INSERT INTO {n}.other VALUES (10, 1), (11, 3), (12, 3)"),
+        Sql(
+            "SELECT name, count(*) AS n, sum(price) AS s, avg(id) FROM {n}.t WHERE id < $1 GROUP BY name ORDER BY name",
+            params=[9],
+            results=[[["a", 2, "1.50", "1.5"], ["b", 1, "2.25", "3"]]],
+            types=["TEXT", "BIGINT", "DECIMAL", "DECIMAL"],
+            counts=[2],
+        ),
+        Sql(
+            "SELECT t.id, o.id FROM {n}.t LEFT JOIN {n}.other o ON o.t = t.id ORDER BY 1, 2",
+            results=[[[1, 10], [2, None], [3, 11], [3, 12]]],
+        ),
+        Sql("SELECT id FROM {n}.t WHERE id IN (SELECT t FROM {n}.other) ORDER BY rank() OVER (ORDER BY id DESC)",
+            results=[[[3], [1]]]),
+        Sql("SELECT name,\n price FROM {n}.t GROUP BY name", error=("syntax_error", "42803"), place=(2, 2, 0)),
+        Sql("SELECT sum(id) / 0 FROM {n}.t", error=("division_by_zero", "22012")),
+        Sql("SELECT count(*) FROM read_csv('/etc/passwd')", error=("unsupported_sql", "0A000")),
+        Sql("SELECT read_text('/etc/passwd'), max(id) FROM {n}.t", error=("function_not_found", "42883")),
+    ),
     "constants": (
         Sql("SELECT 1 AS a, 'x' AS b, NULL AS c, true AS d", results=[[[1, "x", None, True]]], counts=[1]),
         Sql("SELECT 1; SELECT 2", results=[[[1]], [[2]]]),

@@ -13,17 +13,24 @@ class AsyncTopics(AsyncBase):
     """Calls on topics as a whole."""
 
     async def put_topic(
-        self, topic: str, config: TopicConfig | None = None, *, partitions: int = 0, placement: str = ""
+        self,
+        topic: str,
+        config: TopicConfig | None = None,
+        *,
+        partitions: int = 0,
+        placement: str = "",
+        zone: str = "",
     ) -> TopicPut:
         """Create a topic, or replace the entire configuration of an existing one.
 
         Fields that `config` leaves unset take their defaults. `partitions` can be raised, never lowered; 0 means one
         for a new topic and no change for an existing one. New topics with the same `placement`
-        lie in one shard, where the server has several. Raises ConflictError for another type or placement, or fewer
-        partitions.
+        lie in one shard, where the server has several; one with a `zone` lies in the shards of a cluster that prefer
+        it. Raises ConflictError for another type, placement or zone, or fewer partitions, and NotFoundError for a zone
+        that no shard prefers.
         """
         request = pb.PutTopicRequest(
-            topic=topic, config=config_message(config), partition_count=partitions, placement=placement
+            topic=topic, config=config_message(config), partition_count=partitions, placement=placement, zone=zone
         )
         reply = await self.connection.unary(self.connection.topics.PutTopic, request)
         return TopicPut(
@@ -34,6 +41,7 @@ class AsyncTopics(AsyncBase):
             epoch=reply.epoch,
             partition_count=reply.partition_count,
             placement=reply.placement,
+            zone=reply.zone,
         )
 
     async def get_topic(self, topic: str, *, partition: int = 0, touch: bool = True) -> TopicInfo:

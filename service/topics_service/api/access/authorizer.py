@@ -164,6 +164,11 @@ class Authorizer:
         """True if there are neither users of the settings nor tokens."""
         return self._current.keys_only
 
+    @property
+    def takes_keys(self) -> bool:
+        """True if a password may be an API key or a token."""
+        return self._current.keys is not None or self._current.tokens is not None
+
     def replace_keys(self, keys: KeyRing, principals: Collection[Principal]) -> None:
         """Replace the keys with `keys`, whose owners are `principals`.
 

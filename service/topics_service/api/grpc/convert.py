@@ -46,7 +46,8 @@ def put_topic_response(reply: PutTopicReply) -> pb.PutTopicResponse:
         rrl=identity.rrl,
         epoch=identity.epoch,
         partition_count=identity.partition_count,
-        placement=identity.placement,
+        placement=identity.group,
+        zone=identity.zone,
     )
 
 
@@ -72,7 +73,8 @@ def topic_state(state: TopicState) -> topic_pb2.TopicState:
         epoch=identity.epoch,
         partition_count=identity.partition_count,
         partition=state.partition,
-        placement=identity.placement,
+        placement=identity.group,
+        zone=identity.zone,
         partitions=map(_partition_state, state.partitions),
     )
 

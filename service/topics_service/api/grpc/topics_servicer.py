@@ -54,6 +54,7 @@ class TopicsServicer(topics_service_pb2_grpc.TopicsServiceServicer):
             principal=caller(),
             partition_count=request.partition_count or None,
             placement=request.placement,
+            zone=request.zone,
         )
         return _timed(convert.put_topic_response(reply), started)
 

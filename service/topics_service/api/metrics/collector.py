@@ -16,7 +16,7 @@ import msgspec
 from prometheus_client.metrics_core import Metric
 
 from topics_service.api.metrics.exposition import Table, counter, gauge, histogram, of_process, render
-from topics_service.api.metrics.families import Disk, cluster, kafka, requests, sql, storage, traces
+from topics_service.api.metrics.families import Disk, cluster, kafka, postgres, requests, sql, storage, traces
 from topics_service.api.scheduling.commit import CommitStatistics
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
@@ -28,6 +28,7 @@ from topics_service.statistics import (
     Histogram,
     KafkaStatistics,
     NodeStatistics,
+    PostgresStatistics,
     RequestStatistics,
     SpaceStatistics,
     SqlStatistics,
@@ -120,6 +121,7 @@ class Counters(ABC):
         self.http = RequestStatistics()
         self.grpc = RequestStatistics()
         self.kafka = KafkaStatistics()
+        self.postgres = PostgresStatistics()
         self.watch = WatchStatistics()
         self.refusals: Counter[tuple[str, str]] = Counter()  # by protocol and limit of a key: api.access.quota
         self.errors: Counter[str] = Counter()
@@ -143,6 +145,7 @@ class Counters(ABC):
         yield from traces(sources.traces)
         yield from requests(self.http, self.grpc, self.errors, self.refusals)
         yield from kafka(self.kafka)
+        yield from postgres(self.postgres)
         yield from sql(self.sql)
         yield gauge("request_bytes", "Memory of requests over HTTP and gRPC.", sources.request_bytes())
         watch = self.watch

@@ -14,6 +14,7 @@ from topics_service.statistics import (
     Histogram,
     KafkaStatistics,
     NodeStatistics,
+    PostgresStatistics,
     RequestStatistics,
     ShardStatistics,
     SpaceStatistics,
@@ -98,6 +99,23 @@ def kafka(statistics: KafkaStatistics) -> Iterator[Metric]:
     yield counter("kafka_gap_records", "Lost records that fetches have passed over.", statistics.gap_records)
 
 
+def postgres(statistics: PostgresStatistics) -> Iterator[Metric]:
+    """The PostgreSQL listener."""
+    finished = statistics.requests.finished.items()
+    meaning = "Duration of statements of PostgreSQL clients."
+    yield histogram("postgres_statement_seconds", meaning, finished, ("statement", "outcome"))
+    errors = [((sqlstate,), count) for sqlstate, count in statistics.errors.items()]
+    yield counter("postgres_errors", "Errors that PostgreSQL clients got, by SQLSTATE.", errors, ("sqlstate",))
+    yield gauge("postgres_connections", "Open connections of PostgreSQL clients.", statistics.connections)
+    closed = [((reason,), count) for reason, count in statistics.closed.items()]
+    yield counter("postgres_connections_closed", "PostgreSQL connections that the server ended.", closed, ("reason",))
+    meaning = "Memory of messages that arrive from PostgreSQL clients."
+    yield gauge("postgres_receive_bytes", meaning, statistics.receive_bytes)
+    yield counter("postgres_received_bytes", "Bytes of messages from PostgreSQL clients.", statistics.bytes_in)
+    yield counter("postgres_sent_bytes", "Bytes of messages to PostgreSQL clients.", statistics.bytes_out)
+    yield counter("postgres_canceled", "Statements that cancel requests named.", statistics.canceled)
+
+
 def sql(statistics: SqlStatistics) -> Iterator[Metric]:
     """The families of SQL."""
     kinds = [((kind,), count) for kind, count in statistics.statements.items()]
@@ -106,6 +124,7 @@ def sql(statistics: SqlStatistics) -> Iterator[Metric]:
     yield counter("sql_timeouts", "Statements that took longer than they may.", statistics.timeouts)
     yield counter("sql_rows_read", "Rows in results of SELECT.", statistics.rows_read)
     yield counter("sql_rows_changed", "Rows that were inserted, updated or deleted.", statistics.rows_changed)
+    yield counter("sql_analysis_seconds", "Time that analytical queries took.", statistics.analysis_seconds)
 
 
 def requests(

@@ -15,6 +15,8 @@ from topics_service.api.parts import PartsApi
 from topics_service.api.placements import Placements
 from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.sql import rights
+from topics_service.api.sql.analysis.api import Analyses
+from topics_service.api.sql.analysis.duck import StoppedError
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.joining import JoinedInserts
 from topics_service.api.sql.outcomes import (
@@ -33,7 +35,7 @@ from topics_service.api.sql.plancache import MAX_TEXT, PlanCache, Script
 from topics_service.api.sql.reader import SqlReader
 from topics_service.api.sql.requests import AckRequest, ConsumeRequest, ResultColumn, SqlReply, SqlRequest, SqlResult
 from topics_service.api.sql.seenschema import SeenSchema
-from topics_service.api.sql.system import SystemTables
+from topics_service.api.sql.system import SystemRows, SystemTables
 from topics_service.api.sql.users import UserStatements
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError, invalid
@@ -43,7 +45,7 @@ from topics_service.engine.tables.model import DEFAULT_NAMESPACE
 from topics_service.engine.tables.outcomes import Outcome
 from topics_service.engine.tables.tables import STALE, Tables
 from topics_service.engine.tables.transaction import TableTransaction
-from topics_service.engine.tables.types import Value
+from topics_service.engine.tables.types import Type, Value
 from topics_service.statistics import SqlStatistics
 
 if TYPE_CHECKING:  # it imports this
@@ -76,6 +78,7 @@ class SqlApi:
         statistics: SqlStatistics,
         observers: Observers = NO_OBSERVERS,
         timeout_seconds: float = 30.0,
+        analyses: Analyses | None = None,
     ) -> None:
         """`admit` gives the engine or refuses every call, `settle` waits until a ticket is durable."""
         self.admit = admit
@@ -86,6 +89,7 @@ class SqlApi:
         self.system = system
         self.observers = observers
         self.timeout_seconds = timeout_seconds
+        self.analyses = analyses or Analyses()
         self.parts: PartsApi | None = None
         """The parts of topics in other shards, which learn of definitions before these are acknowledged."""
         self.placements: Placements | None = None
@@ -98,7 +102,7 @@ class SqlApi:
     async def execute(self, request: SqlRequest, *, principal: Principal) -> SqlReply:
         """Run the statements of a request. The error of one is in the reply, with the results before it."""
         started = time.perf_counter()
-        run = _Run(self, request, principal)
+        run = Run(self, request, principal)
         reply = SqlReply(results=run.results)
         try:
             await run.all()
@@ -114,8 +118,11 @@ class SqlApi:
         return self.admit().tables
 
 
-class _Run:
+class Run:
     """One request under way."""
+
+    given: tuple[Type | None, ...] = ()
+    """The types that the caller gives to parameters to which the text gives none."""
 
     def __init__(self, api: SqlApi, request: SqlRequest, principal: Principal) -> None:
         self.results: list[SqlResult] = []
@@ -172,7 +179,7 @@ class _Run:
         action = plan.action
         self._api.statistics.statements[type(action).__name__] += 1
         self._authorize(action)
-        if isinstance(action, plans.Select):
+        if isinstance(action, plans.QUERIES):
             return await self._read(plan)
         if isinstance(action, _CHANGES):
             return await self._change(plan)
@@ -202,10 +209,10 @@ class _Run:
         tables = self._api.tables
         schema = tables.newest if newest else tables.schema
         if self._principal.prefixes is None:
-            return self._api.plans.plan(self._script, self._number, schema, self._namespace)
+            return self._api.plans.plan(self._script, self._number, schema, self._namespace, self.given)
         seen = SeenSchema(schema, self._principal)
         try:
-            return self._api.plans.plan(self._script, self._number, seen, self._namespace)
+            return self._api.plans.plan(self._script, self._number, seen, self._namespace, self.given)
         except TopicsError as error:
             raise seen.refused(error) from None
 
@@ -223,24 +230,39 @@ class _Run:
         """Run a query, once more if a definition of its table is written and not durable yet: after it then."""
         if self._transaction is not None:
             plan = self._plan(newest=True)
-            return await self._select(cast("plans.Select", plan.action), self._parameters(plan))
+            return await self._select(cast("plans.Query", plan.action), self._parameters(plan))
         try:
-            return await self._select(cast("plans.Select", plan.action), self._parameters(plan))
+            return await self._select(cast("plans.Query", plan.action), self._parameters(plan))
         except TopicsError as error:
             if (error.detail or {}).get("sqlstate") != STALE:
                 raise
         await self._api.settle(self._api.tables.catalog.ticket)
         plan = self._plan()
-        return await self._select(cast("plans.Select", plan.action), self._parameters(plan))
+        return await self._select(cast("plans.Query", plan.action), self._parameters(plan))
 
-    async def _select(self, action: plans.Select, parameters: Sequence[Value]) -> SqlResult:
+    async def _select(self, action: plans.Query, parameters: Sequence[Value]) -> SqlResult:
         system = self._api.system.seen_by(self._principal)
-        if self._transaction is not None and isinstance(action.source, plans.TableSource):
+        if isinstance(action, plans.Analysis):
+            outcome = await self._analyze(action, parameters, system)
+        elif self._transaction is not None and isinstance(action.source, plans.TableSource):
             outcome = await self._finish(self._transaction.run(action, parameters))
         else:
             outcome = await self._finish(self._api.tables.select(action, parameters, system))
         self._api.statistics.rows_read += outcome.row_count
         return SqlResult(columns=outputs_of(action.outputs), rows=outcome.rows, row_count=outcome.row_count)
+
+    async def _analyze(self, action: plans.Analysis, parameters: Sequence[Value], system: SystemRows) -> Outcome:
+        if self._transaction is not None:
+            message = f"a query with {action.why} can't be in a transaction"
+            raise sql_error(Reason.UNSUPPORTED_SQL, message)
+        api = self._api
+        started = time.perf_counter()
+        try:
+            return await api.analyses.run(action, parameters, api.tables, system, self._deadline, self._finish)
+        except StoppedError:
+            raise self._timed_out() from None
+        finally:
+            api.statistics.analysis_seconds += time.perf_counter() - started
 
     # ------------------------------------------------------------------------------------------------ writing
 
@@ -457,14 +479,14 @@ class _Run:
         return explained(action)
 
 
-_HANDLERS: Final[dict[type, Callable[[_Run, Any], Awaitable[SqlResult]]]] = {
-    plans.Begin: _Run._begin,
-    plans.Commit: _Run._commit,
-    plans.Rollback: _Run._rollback,
-    plans.Savepoint: _Run._savepoint,
-    plans.RollbackTo: _Run._rollback_to,
-    plans.Release: _Run._release,
-    plans.Use: _Run._use,
-    plans.Nothing: _Run._nothing,
-    plans.Explain: _Run._explain,
+_HANDLERS: Final[dict[type, Callable[[Run, Any], Awaitable[SqlResult]]]] = {
+    plans.Begin: lambda run, action: run._begin(action),
+    plans.Commit: lambda run, action: run._commit(action),
+    plans.Rollback: lambda run, action: run._rollback(action),
+    plans.Savepoint: lambda run, action: run._savepoint(action),
+    plans.RollbackTo: lambda run, action: run._rollback_to(action),
+    plans.Release: lambda run, action: run._release(action),
+    plans.Use: lambda run, action: run._use(action),
+    plans.Nothing: lambda run, action: run._nothing(action),
+    plans.Explain: lambda run, action: run._explain(action),
 }

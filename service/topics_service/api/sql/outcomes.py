@@ -11,11 +11,11 @@ from topics_service.engine.tables.errors import SQLSTATES, Place
 from topics_service.engine.tables.types import Kind, Type
 
 _WORDS: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_PLAN: Final = ResultColumn("plan", Type(Kind.TEXT))
+PLAN: Final = (ResultColumn("plan", Type(Kind.TEXT)),)
 _TEXT: Final = Type(Kind.TEXT)
 _BIGINT: Final = Type(Kind.BIGINT)
-_ACKNOWLEDGED: Final = (ResultColumn("acknowledged_offset", _BIGINT),)
-_MESSAGE: Final = (
+ACKNOWLEDGED: Final = (ResultColumn("acknowledged_offset", _BIGINT),)
+MESSAGE: Final = (
     ResultColumn("topic_id", _TEXT),
     ResultColumn("partition_id", Type(Kind.INTEGER)),
     ResultColumn("offset", _BIGINT),
@@ -47,7 +47,7 @@ def message_of(action: Any) -> str:
 
 def explained(action: plans.Explain) -> SqlResult:
     """The lines of a plan as rows."""
-    return SqlResult(columns=(_PLAN,), rows=[(line,) for line in action.lines], row_count=len(action.lines))
+    return SqlResult(columns=PLAN, rows=[(line,) for line in action.lines], row_count=len(action.lines))
 
 
 def consumed(messages: Sequence[Message]) -> SqlResult:
@@ -59,12 +59,12 @@ def consumed(messages: Sequence[Message]) -> SqlResult:
         )
         for each in messages
     ]  # fmt: skip
-    return SqlResult(columns=_MESSAGE, rows=rows, row_count=len(rows))
+    return SqlResult(columns=MESSAGE, rows=rows, row_count=len(rows))
 
 
 def acknowledged(offset: int) -> SqlResult:
     """The offset that a group has acknowledged, as a row."""
-    return SqlResult(columns=_ACKNOWLEDGED, rows=[(offset,)], row_count=1, message="ACK")
+    return SqlResult(columns=ACKNOWLEDGED, rows=[(offset,)], row_count=1, message="ACK")
 
 
 def _text(payload: bytes | None) -> str | None:

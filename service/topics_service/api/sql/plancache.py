@@ -7,6 +7,7 @@ from typing import Final
 from topics_service.api.sql.reader import SqlReader, Statement
 from topics_service.engine.tables.plans import Explain, Nothing, Plan
 from topics_service.engine.tables.schema import Schema
+from topics_service.engine.tables.types import Type
 from topics_service.statistics import CacheStatistics
 
 MAX_TEXT: Final = 16 << 10
@@ -24,7 +25,7 @@ class Script:
 
     def __init__(self, statements: Sequence[Statement]) -> None:
         self.statements = statements
-        self.plans: dict[tuple[int, str], Plan] = {}
+        self.plans: dict[tuple[int, str, Sequence[Type | None]], Plan] = {}
         self.version = -1
 
 
@@ -61,14 +62,16 @@ class PlanCache:
                 self._chars -= len(dropped)
         return script
 
-    def plan(self, script: Script, number: int, schema: Schema, namespace: str) -> Plan:
-        """Bind a statement of the script to the catalog as it is now, or find its plan."""
+    def plan(
+        self, script: Script, number: int, schema: Schema, namespace: str, given: tuple[Type | None, ...] = ()
+    ) -> Plan:
+        """Bind a statement of the script to the catalog as it is now, or find its plan; `given` are as for `bind`."""
         if script.version != schema.version:
             script.plans.clear()
             script.version = schema.version
-        plan = script.plans.get((number, namespace))
+        plan = script.plans.get((number, namespace, given))
         if plan is None:
-            plan = self._reader.bind(script.statements[number], schema, namespace)
+            plan = self._reader.bind(script.statements[number], schema, namespace, given)
             if len(script.plans) < _MAX_PLANS and not isinstance(plan.action, _TELLING):
-                script.plans[number, namespace] = plan
+                script.plans[number, namespace, given] = plan
         return plan

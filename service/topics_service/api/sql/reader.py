@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from topics_service.engine.tables.errors import Place
 from topics_service.engine.tables.plans import Plan
 from topics_service.engine.tables.schema import Schema
+from topics_service.engine.tables.types import Type
 
 
 class Statement(Protocol):
@@ -24,6 +25,9 @@ class SqlReader(Protocol):
         """Split and parse a text. Raises `syntax_error` or `unsupported_sql` with `line`, `column` and `statement`."""
         ...
 
-    def bind(self, statement: Any, schema: Schema, namespace: str) -> Plan:
-        """Plan a statement that it has parsed. Raises the errors of docs/errors.md with their place."""
+    def bind(self, statement: Any, schema: Schema, namespace: str, given: Sequence[Type | None] = ()) -> Plan:
+        """Plan a statement that it has parsed. Raises the errors of docs/errors.md with their place.
+
+        `given` are types of parameters in order, for those to which the text gives none.
+        """
         ...

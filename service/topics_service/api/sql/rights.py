@@ -31,6 +31,9 @@ def _needs(action: plans.Action, table_of: Callable[[int], Table | None]) -> Ite
     match action:
         case plans.Select():
             yield from _reads(action)
+        case plans.Analysis(tables=tables, system=system):
+            yield Capability.SELECT, tuple(table.table_id for table in tables)
+            yield from map(_of_system, system)
         case plans.Insert(table=table, conflict=conflict, select=select):
             yield Capability.INSERT, (table.table_id,)
             if conflict is not None and conflict.assignments is not None:

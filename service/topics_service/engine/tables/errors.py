@@ -37,6 +37,7 @@ SQLSTATES = {
     Reason.RESULT_TOO_LARGE: "54000",
     Reason.RECORD_TOO_LARGE: "54000",
     Reason.QUERY_TIMEOUT: "57014",
+    Reason.QUERY_TOO_LARGE: "53200",
     Reason.CROSS_SHARD: "0A000",
     Reason.NOT_A_LOG: "42809",
     Reason.FORBIDDEN: "42501",

@@ -4,8 +4,8 @@ A plan is immutable and holds for one version of the catalog (`Schema.version`).
 `expressions.Parameter`, so one plan serves many calls; `Plan.parameters` has their types.
 """
 
+from typing import TYPE_CHECKING, NamedTuple, Union
 from typing import Literal as OneOf
-from typing import NamedTuple, Union
 
 from msgspec import Struct
 
@@ -13,6 +13,9 @@ from topics_service.engine.model import ConfigInput
 from topics_service.engine.tables.expressions import Expression
 from topics_service.engine.tables.model import ColumnSchema, Index, Op, Route, Table
 from topics_service.engine.tables.types import Type
+
+if TYPE_CHECKING:  # it imports this
+    from topics_service.engine.tables import relations
 
 # ----------------------------------------------------------------------- reading
 
@@ -99,6 +102,18 @@ class Select(Struct, frozen=True, omit_defaults=True):
     offset: Expression | None = None
     count: bool = False
     distinct: bool = False
+
+
+class Analysis(Struct, frozen=True):
+    """A query for the analytical engine. `why` says what in it the engine is needed for."""
+
+    query: "relations.Query"
+    outputs: tuple[Output, ...]
+    inner: "tuple[relations.Inner, ...]"
+    """The queries in it that stand in the place of values."""
+    tables: tuple[Table, ...]
+    system: tuple[str, ...]
+    why: str
 
 
 # ----------------------------------------------------------------------- writing
@@ -357,7 +372,8 @@ class Explain(Struct, frozen=True):
     lines: tuple[str, ...]
 
 
-Query = Select
+Query = Select | Analysis
+QUERIES = (Select, Analysis)
 Change = Insert | Update | Delete
 Definition = Union[  # noqa: UP007 - a long list
     CreateNamespace, DropNamespace, CreateTable, AddColumn, DropColumn, RenameColumn, ChangeType, SetDefault,

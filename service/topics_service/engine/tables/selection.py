@@ -88,8 +88,8 @@ class SelectStatement:
         cap: int | None = None,
     ) -> Iterator[Sequence[Value] | None]:
         """The rows of the result, and None where others should have a turn; at most `cap` of them are sorted."""
-        limit = _number(self._limit, parameters, "LIMIT")
-        offset = _number(self._offset, parameters, "OFFSET") or 0
+        limit = number_of(self._limit, parameters, "LIMIT")
+        offset = number_of(self._offset, parameters, "OFFSET") or 0
         if limit == 0:
             return
         if self._count:
@@ -243,8 +243,8 @@ def _joined(join: plans.Join, system: SystemRows) -> _Rows:
             yield [*row, *empty]
 
 
-def _number(evaluate: Evaluator | None, parameters: Sequence[Value], what: str) -> int | None:
-    """The value of LIMIT or OFFSET; NULL is none."""
+def number_of(evaluate: Evaluator | None, parameters: Sequence[Value], what: str) -> int | None:
+    """The value of LIMIT or OFFSET; NULL is none. Raises `invalid_value` for a negative one."""
     if evaluate is None:
         return None
     value = evaluate((), None, parameters)

@@ -68,6 +68,11 @@ class Staged:
             order = self._orders[family] = KeyOrder(self.rows if family is Family.ROWS else self.entries)
         return order.between(start, stop)
 
+    @property
+    def holders(self) -> Changes:
+        """The keys of the rows that have a unique key since this transaction, None for none, by the entry up to it."""
+        return self._holders
+
     def stored(self, key: bytes) -> bytes | None:
         """A row as this transaction left it."""
         return self.rows[key] if key in self.rows else self._store.get(Family.ROWS, key)

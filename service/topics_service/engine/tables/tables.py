@@ -2,7 +2,7 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, Protocol
 from weakref import ref
@@ -17,16 +17,18 @@ from topics_service.engine.tables.functions import Environment
 from topics_service.engine.tables.indexing import Builds
 from topics_service.engine.tables.layers import LayeredReader
 from topics_service.engine.tables.model import Namespace, Table, TableName
-from topics_service.engine.tables.outcomes import Outcome
+from topics_service.engine.tables.optimistic import OptimisticTransaction
+from topics_service.engine.tables.outcomes import MAX_ROWS, Outcome
 from topics_service.engine.tables.pending import Pending
 from topics_service.engine.tables.removal import Removals
 from topics_service.engine.tables.runtime import DAMAGE, TableRuntime, unreadable
-from topics_service.engine.tables.selection import InTransaction, SelectStatement, SystemRows, no_system_rows
+from topics_service.engine.tables.selection import InTransaction, Readers, SelectStatement, SystemRows, no_system_rows
 from topics_service.engine.tables.transaction import Events, NoEvents, TableTransaction
 from topics_service.engine.tables.types import Value
 from topics_service.engine.transaction import Transaction
 from topics_service.engine.writer import Writer
-from topics_service.storage.store import Reader
+from topics_service.storage import keys
+from topics_service.storage.store import Family, Reader
 
 _STATEMENTS: Final = 1024
 """Compiled statements that are kept, by the plan object."""
@@ -44,6 +46,24 @@ class Collector(Protocol):
     def collect(self) -> Events:
         """The events of one transaction, none yet."""
         ...
+
+
+class Moment:
+    """The rows of some tables as they are visible at one moment. Scans have to begin before anything is written."""
+
+    def __init__(self, tables: "Tables", wanted: Iterable[Table]) -> None:
+        self._rows = tables.writer.store.snapshot()
+        self._layers = {table.number: tables.pending.layer(table.number) for table in wanted}
+
+    def reader(self, table: Table) -> Reader:
+        """The rows of one of them."""
+        layer = self._layers[table.number]
+        return self._rows if layer is None else LayeredReader(self._rows, layer)
+
+    def waiting(self, table: Table) -> Sequence[bytes]:
+        """The keys of rows whose newest values are not visible yet."""
+        layer = self._layers[table.number]
+        return () if layer is None else layer.keys(Family.ROWS, *keys.prefix_range(keys.u64(table.number)))
 
 
 class Tables:
@@ -75,11 +95,16 @@ class Tables:
         self.catalog.on_changed.append(self._forget)
         self.pending = Pending(writer)
         self.routing: Collector | None = None
+        self.on_rows: Callable[[Iterable[int], Mapping[bytes, bytes | None]], None] | None = None
+        """Called after each commit with the tables that it touched and the rows that it changed, by their keys."""
         self.builds = Builds(self)
         self.removals = Removals(writer)
         self.definitions = Definitions(self)
         self._runtimes: dict[int, TableRuntime] = {}
         self._open: ref[TableTransaction] | None = None
+        self.last_commit = 0
+        self.commits: dict[int, int] = {}
+        """The numbers of the last commits that changed or read a table, since the start."""
         self._statements: OrderedDict[int, tuple[object, TableRuntime | None, execution.Statement]] = OrderedDict()
 
     def load(self) -> None:
@@ -128,6 +153,15 @@ class Tables:
         self._open = ref(transaction)
         return transaction
 
+    def begin_optimistic(self) -> OptimisticTransaction:
+        """Begin a transaction that needs the order of writes only from its `validate` on. Raises as `begin`."""
+        self.writer.check()
+        return OptimisticTransaction(self)
+
+    def opened(self, transaction: TableTransaction) -> None:
+        """Note that a transaction has the order of writes."""
+        self._open = ref(transaction)
+
     def collect(self) -> Events:
         """The events of one transaction, none yet."""
         return NoEvents() if self.routing is None else self.routing.collect()
@@ -141,9 +175,32 @@ class Tables:
 
         All of it is of one moment. `system_rows` gives the rows of a system table.
         """
+        query = self._query(action)
+        return self.at(self.clock.now_ms() * 1000, query.run(self._visible(query), parameters, system_rows))
+
+    def rows(
+        self, action: plans.Select, parameters: Sequence[Value] = (), system_rows: SystemRows = no_system_rows
+    ) -> Iterator[Sequence[Value] | None]:
+        """The rows of a query one by one, and None where others should have a turn. Otherwise as `select`."""
+        query, now_us = self._query(action), self.clock.now_ms() * 1000
+        rows = query.rows(self._visible(query), parameters, system_rows, cap=MAX_ROWS)
+        while True:
+            self._now_us = now_us
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except DAMAGE as error:
+                raise unreadable(error) from error
+            yield row
+
+    def _query(self, action: plans.Select) -> SelectStatement:
         statement = self.compiled(action)
         assert isinstance(statement, InTransaction)
-        query = statement.statement
+        return statement.statement
+
+    def _visible(self, query: SelectStatement) -> Readers:
+        """The durable rows of tables, as a query reads them."""
 
         def visible(table: Table) -> Reader:
             store = self.writer.store
@@ -151,7 +208,15 @@ class Tables:
             layer = self.pending.layer(table.number)
             return base if layer is None else LayeredReader(base, layer)
 
-        return self.at(self.clock.now_ms() * 1000, query.run(visible, parameters, system_rows))
+        return visible
+
+    def moment(self, wanted: Iterable[Table]) -> Moment:
+        """The rows of tables as they are visible now."""
+        return Moment(self, wanted)
+
+    def for_reading(self, table: Table) -> TableRuntime:
+        """The compiled form of a table for a query of all its rows. Raises as `runtime`."""
+        return self._for_reading(plans.TableSource(table, plans.Scan()))
 
     def at(self, now_us: int, steps: Steps) -> Steps:
         """Run a statement to which it is this time (microseconds since 1970) in all of its slices.
@@ -224,7 +289,7 @@ class Tables:
                 return TableRuntime(found, self.environment)
         return self.runtime(table)
 
-    def compiled(self, action: plans.Query | plans.Change) -> execution.Statement:
+    def compiled(self, action: plans.Select | plans.Change) -> execution.Statement:
         """The compiled form of a plan. Raises as `runtime`."""
         known = self._statements.get(id(action))
         if known is not None and known[0] is action:
@@ -240,7 +305,7 @@ class Tables:
             self._statements.popitem(last=False)
         return statement
 
-    def _compile(self, action: plans.Query | plans.Change) -> tuple[TableRuntime | None, execution.Statement]:
+    def _compile(self, action: plans.Select | plans.Change) -> tuple[TableRuntime | None, execution.Statement]:
         if isinstance(action, plans.Select):
             select = self._select(action)
             return select.runtime, InTransaction(select)
@@ -265,9 +330,10 @@ class Tables:
     def _forget(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self._runtimes.pop(number, None)
+            self.commits.pop(number, None)
 
 
-def _is_small(action: plans.Query | plans.Change) -> bool:
+def _is_small(action: plans.Select | plans.Change) -> bool:
     """Return whether a plan takes so little memory that many may be kept."""
     if isinstance(action, plans.Insert):
         return len(action.rows) * len(action.columns) <= _SMALL and (action.select is None or _is_small(action.select))

@@ -28,6 +28,11 @@ Steps = Generator[None, None, Outcome]
 class Events(Protocol):
     """The events of a transaction: `routing.Events`."""
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the payloads so far."""
+        ...
+
     def change(self, table: Table, op: Op, new: Row | None, old: Row | None) -> None:
         """Add the events of a change."""
         ...
@@ -76,7 +81,7 @@ class TableTransaction:
 
     # ---------------------------------------------------------------- statements
 
-    def run(self, action: plans.Query | plans.Change, parameters: Sequence[Value] = ()) -> Steps:
+    def run(self, action: plans.Select | plans.Change, parameters: Sequence[Value] = ()) -> Steps:
         """Run a statement in slices; it sees the changes of those before it.
 
         After an error the transaction can only be rolled back, as a whole or to a savepoint: `transaction_error`.
@@ -85,7 +90,7 @@ class TableTransaction:
         """
         return self.run_many(action, (parameters,))
 
-    def run_many(self, action: plans.Query | plans.Change, rows: Sequence[Sequence[Value]]) -> Steps:
+    def run_many(self, action: plans.Select | plans.Change, rows: Sequence[Sequence[Value]]) -> Steps:
         """Run a statement for each of these rows of parameters, in order; the outcome is that of all. See `run`."""
         self._check()
         statement = self._tables.compiled(action)
@@ -137,6 +142,11 @@ class TableTransaction:
             waits = waits or bool(tables.pending.ticket(self._touched)) or tables.catalog.is_ahead(self._touched)
             waits = tx.join(hold=waits)
             tx.commit()
+        tables.last_commit += 1
+        for number in self._touched:
+            tables.commits[number] = tables.last_commit
+        if tables.on_rows is not None:
+            tables.on_rows(self._touched, staged.rows)
         if waits:
             tables.pending.add(
                 tx.ticket,
@@ -209,6 +219,8 @@ class TableTransaction:
 
 class NoEvents:
     """Implements Events where there are no routes."""
+
+    nbytes = 0
 
     def change(self, table: Table, op: Op, new: Row | None, old: Row | None) -> None:
         """See Events."""

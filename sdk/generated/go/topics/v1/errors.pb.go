@@ -181,6 +181,13 @@ const (
 	// The topic is a queue, and the call needs a log. Detail: `sqlstate`, and the place.
 	// HTTP 409, gRPC FAILED_PRECONDITION.
 	ErrorReason_ERROR_REASON_NOT_A_LOG ErrorReason = 48
+	// No shard of a cluster prefers the zone that a new topic names; at a server that is no node of a cluster none does.
+	// Detail: `zone`.
+	// HTTP 404, gRPC NOT_FOUND.
+	ErrorReason_ERROR_REASON_ZONE_NOT_FOUND ErrorReason = 49
+	// A query needs more memory than the server gives to one. Detail: `sqlstate`, and the place.
+	// HTTP 413, gRPC RESOURCE_EXHAUSTED.
+	ErrorReason_ERROR_REASON_QUERY_TOO_LARGE ErrorReason = 50
 )
 
 // Enum value maps for ErrorReason.
@@ -235,6 +242,8 @@ var (
 		46: "ERROR_REASON_CROSS_SHARD",
 		47: "ERROR_REASON_USER_NOT_FOUND",
 		48: "ERROR_REASON_NOT_A_LOG",
+		49: "ERROR_REASON_ZONE_NOT_FOUND",
+		50: "ERROR_REASON_QUERY_TOO_LARGE",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":               0,
@@ -286,6 +295,8 @@ var (
 		"ERROR_REASON_CROSS_SHARD":               46,
 		"ERROR_REASON_USER_NOT_FOUND":            47,
 		"ERROR_REASON_NOT_A_LOG":                 48,
+		"ERROR_REASON_ZONE_NOT_FOUND":            49,
+		"ERROR_REASON_QUERY_TOO_LARGE":           50,
 	}
 )
 
@@ -421,7 +432,7 @@ const file_topics_v1_errors_proto_rawDesc = "" +
 	"httpStatus\x12\x1f\n" +
 	"\vgrpc_status\x18\x03 \x01(\tR\n" +
 	"grpcStatus\x12\x1c\n" +
-	"\tretryable\x18\x04 \x01(\bR\tretryable*\xee\x1c\n" +
+	"\tretryable\x18\x04 \x01(\bR\tretryable*\x83\x1e\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12L\n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x1a*\xa2\xbb\x18&\n" +
@@ -521,7 +532,11 @@ const file_topics_v1_errors_proto_rawDesc = "" +
 	"\x1bERROR_REASON_USER_NOT_FOUND\x10/\x1a\"\xa2\xbb\x18\x1e\n" +
 	"\x0euser_not_found\x10\x94\x03\x1a\tNOT_FOUND\x12C\n" +
 	"\x16ERROR_REASON_NOT_A_LOG\x100\x1a'\xa2\xbb\x18#\n" +
-	"\tnot_a_log\x10\x99\x03\x1a\x13FAILED_PRECONDITION:M\n" +
+	"\tnot_a_log\x10\x99\x03\x1a\x13FAILED_PRECONDITION\x12C\n" +
+	"\x1bERROR_REASON_ZONE_NOT_FOUND\x101\x1a\"\xa2\xbb\x18\x1e\n" +
+	"\x0ezone_not_found\x10\x94\x03\x1a\tNOT_FOUND\x12N\n" +
+	"\x1cERROR_REASON_QUERY_TOO_LARGE\x102\x1a,\xa2\xbb\x18(\n" +
+	"\x0fquery_too_large\x10\x9d\x03\x1a\x12RESOURCE_EXHAUSTED:M\n" +
 	"\x04rule\x12!.google.protobuf.EnumValueOptions\x18\xb4\x87\x03 \x01(\v2\x14.topics.v1.ErrorRuleR\x04ruleB\x85\x01\n" +
 	"\rcom.topics.v1B\vErrorsProtoP\x01Z\"topics.test/sdk/topics/v1;topicsv1\xa2\x02\x03TXX\xaa\x02\tTopics.V1\xca\x02\tTopics\\V1\xe2\x02\x15Topics\\V1\\GPBMetadata\xea\x02\n" +
 	"Topics::V1b\x06proto3"

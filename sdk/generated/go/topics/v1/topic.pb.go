@@ -543,7 +543,9 @@ type TopicState struct {
 	// Positions of every partition, in order of number; empty where there is one.
 	Partitions []*PartitionState `protobuf:"bytes,19,rep,name=partitions,proto3" json:"partitions,omitempty"`
 	// Placement group of the topic. On HTTP only where it has one.
-	Placement     string `protobuf:"bytes,20,opt,name=placement,proto3" json:"placement,omitempty"`
+	Placement string `protobuf:"bytes,20,opt,name=placement,proto3" json:"placement,omitempty"`
+	// Zone that the topic names. On HTTP only where it has one.
+	Zone          string `protobuf:"bytes,21,opt,name=zone,proto3" json:"zone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -714,6 +716,13 @@ func (x *TopicState) GetPartitions() []*PartitionState {
 func (x *TopicState) GetPlacement() string {
 	if x != nil {
 		return x.Placement
+	}
+	return ""
+}
+
+func (x *TopicState) GetZone() string {
+	if x != nil {
+		return x.Zone
 	}
 	return ""
 }
@@ -1004,7 +1013,7 @@ const file_topics_v1_topic_proto_rawDesc = "" +
 	"\rdead_lettered\x18\x03 \x01(\x04R\fdeadLettered\x12\x18\n" +
 	"\adelayed\x18\x04 \x01(\x04R\adelayed\x12\x1a\n" +
 	"\bretrying\x18\x05 \x01(\x04R\bretrying\x12\x1c\n" +
-	"\texhausted\x18\x06 \x01(\x04R\texhausted\"\xe6\x05\n" +
+	"\texhausted\x18\x06 \x01(\x04R\texhausted\"\xfa\x05\n" +
 	"\n" +
 	"TopicState\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12(\n" +
@@ -1029,7 +1038,8 @@ const file_topics_v1_topic_proto_rawDesc = "" +
 	"\n" +
 	"partitions\x18\x13 \x03(\v2\x19.topics.v1.PartitionStateR\n" +
 	"partitions\x12\x1c\n" +
-	"\tplacement\x18\x14 \x01(\tR\tplacementB\x13\n" +
+	"\tplacement\x18\x14 \x01(\tR\tplacement\x12\x12\n" +
+	"\x04zone\x18\x15 \x01(\tR\x04zoneB\x13\n" +
 	"\x11_last_write_ts_msB\x12\n" +
 	"\x10_last_read_ts_msB\b\n" +
 	"\x06_queue\"\xf6\x01\n" +

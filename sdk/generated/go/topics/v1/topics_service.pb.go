@@ -95,7 +95,12 @@ type PutTopicRequest struct {
 	// Placement group of a new topic: topics of one group lie in one shard, where the server has several. Named as a topic
 	// is, `sql` is the group of tables. Default empty: none, and no change for an old topic, whose group can't be changed,
 	// which is topic_exists_incompatible. On HTTP a member of the body beside those of the config.
-	Placement     string `protobuf:"bytes,4,opt,name=placement,proto3" json:"placement,omitempty"`
+	Placement string `protobuf:"bytes,4,opt,name=placement,proto3" json:"placement,omitempty"`
+	// Availability zone of a new topic: its partitions lie in the shards of the cluster that prefer the zone then
+	// (SetShardZone); zone_not_found if none does. 1 to 64 characters from A-Z a-z 0-9 . _ -. Default empty: none, and no
+	// change for an old topic, whose zone can't be changed, which is topic_exists_incompatible. Together with a placement:
+	// invalid_request. On HTTP a member of the body beside those of the config.
+	Zone          string `protobuf:"bytes,5,opt,name=zone,proto3" json:"zone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -158,6 +163,13 @@ func (x *PutTopicRequest) GetPlacement() string {
 	return ""
 }
 
+func (x *PutTopicRequest) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
+}
+
 // Answers PutTopic.
 type PutTopicResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -180,7 +192,9 @@ type PutTopicResponse struct {
 	// Partitions that the topic now has. On HTTP only where there are several.
 	PartitionCount uint32 `protobuf:"varint,9,opt,name=partition_count,json=partitionCount,proto3" json:"partition_count,omitempty"`
 	// Placement group of the topic. On HTTP only where it has one.
-	Placement     string `protobuf:"bytes,10,opt,name=placement,proto3" json:"placement,omitempty"`
+	Placement string `protobuf:"bytes,10,opt,name=placement,proto3" json:"placement,omitempty"`
+	// Zone that the topic names. On HTTP only where it has one.
+	Zone          string `protobuf:"bytes,11,opt,name=zone,proto3" json:"zone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -281,6 +295,13 @@ func (x *PutTopicResponse) GetPartitionCount() uint32 {
 func (x *PutTopicResponse) GetPlacement() string {
 	if x != nil {
 		return x.Placement
+	}
+	return ""
+}
+
+func (x *PutTopicResponse) GetZone() string {
+	if x != nil {
+		return x.Zone
 	}
 	return ""
 }
@@ -2123,12 +2144,13 @@ var File_topics_v1_topics_service_proto protoreflect.FileDescriptor
 
 const file_topics_v1_topics_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1etopics/v1/topics_service.proto\x12\ttopics.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x16topics/v1/errors.proto\x1a\x1btopics/v1/performance.proto\x1a\x16topics/v1/record.proto\x1a\x15topics/v1/topic.proto\"\x9e\x01\n" +
+	"\x1etopics/v1/topics_service.proto\x12\ttopics.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x16topics/v1/errors.proto\x1a\x1btopics/v1/performance.proto\x1a\x16topics/v1/record.proto\x1a\x15topics/v1/topic.proto\"\xb2\x01\n" +
 	"\x0fPutTopicRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12.\n" +
 	"\x06config\x18\x02 \x01(\v2\x16.topics.v1.TopicConfigR\x06config\x12'\n" +
 	"\x0fpartition_count\x18\x03 \x01(\rR\x0epartitionCount\x12\x1c\n" +
-	"\tplacement\x18\x04 \x01(\tR\tplacement\"\xca\x02\n" +
+	"\tplacement\x18\x04 \x01(\tR\tplacement\x12\x12\n" +
+	"\x04zone\x18\x05 \x01(\tR\x04zone\"\xde\x02\n" +
 	"\x10PutTopicResponse\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
 	"\acreated\x18\x02 \x01(\bR\acreated\x12.\n" +
@@ -2140,7 +2162,8 @@ const file_topics_v1_topics_service_proto_rawDesc = "" +
 	"\vperformance\x18\b \x01(\v2\x16.topics.v1.PerformanceR\vperformance\x12'\n" +
 	"\x0fpartition_count\x18\t \x01(\rR\x0epartitionCount\x12\x1c\n" +
 	"\tplacement\x18\n" +
-	" \x01(\tR\tplacement\"j\n" +
+	" \x01(\tR\tplacement\x12\x12\n" +
+	"\x04zone\x18\v \x01(\tR\x04zone\"j\n" +
 	"\x0fGetTopicRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\x05touch\x18\x02 \x01(\bH\x00R\x05touch\x88\x01\x01\x12\x1c\n" +

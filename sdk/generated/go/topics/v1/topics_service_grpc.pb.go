@@ -45,7 +45,8 @@ type TopicsServiceClient interface {
 	// Creates a topic or replaces its configuration. Idempotent: the same call again changes nothing. A new
 	// configuration rules what comes later; tightened caps and TTL act on stored records at once. HTTP answers
 	// 201 when the topic was created, else 200. Scope: admin. Errors: invalid_request,
-	// topic_exists_incompatible (another type, fewer partitions), throttled (max_topics).
+	// topic_exists_incompatible (another type, placement or zone, fewer partitions), zone_not_found, throttled
+	// (max_topics).
 	PutTopic(ctx context.Context, in *PutTopicRequest, opts ...grpc.CallOption) (*PutTopicResponse, error)
 	// Reads the state of a topic. Never creates it. Reading a router destination first waits for forwarding up to
 	// the source's head of this moment. Scope: read. Errors: topic_not_found, partition_not_found.
@@ -226,7 +227,8 @@ type TopicsServiceServer interface {
 	// Creates a topic or replaces its configuration. Idempotent: the same call again changes nothing. A new
 	// configuration rules what comes later; tightened caps and TTL act on stored records at once. HTTP answers
 	// 201 when the topic was created, else 200. Scope: admin. Errors: invalid_request,
-	// topic_exists_incompatible (another type, fewer partitions), throttled (max_topics).
+	// topic_exists_incompatible (another type, placement or zone, fewer partitions), zone_not_found, throttled
+	// (max_topics).
 	PutTopic(context.Context, *PutTopicRequest) (*PutTopicResponse, error)
 	// Reads the state of a topic. Never creates it. Reading a router destination first waits for forwarding up to
 	// the source's head of this moment. Scope: read. Errors: topic_not_found, partition_not_found.

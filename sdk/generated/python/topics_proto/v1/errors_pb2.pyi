@@ -225,6 +225,15 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The topic is a queue, and the call needs a log. Detail: `sqlstate`, and the place.
     HTTP 409, gRPC FAILED_PRECONDITION.
     """
+    ERROR_REASON_ZONE_NOT_FOUND: _ErrorReason.ValueType  # 49
+    """No shard of a cluster prefers the zone that a new topic names; at a server that is no node of a cluster none does.
+    Detail: `zone`.
+    HTTP 404, gRPC NOT_FOUND.
+    """
+    ERROR_REASON_QUERY_TOO_LARGE: _ErrorReason.ValueType  # 50
+    """A query needs more memory than the server gives to one. Detail: `sqlstate`, and the place.
+    HTTP 413, gRPC RESOURCE_EXHAUSTED.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Cause of a failed call or stream. The number is used in StreamError, the text everywhere else. A gap in the log
@@ -430,6 +439,15 @@ HTTP 404, gRPC NOT_FOUND.
 ERROR_REASON_NOT_A_LOG: ErrorReason.ValueType  # 48
 """The topic is a queue, and the call needs a log. Detail: `sqlstate`, and the place.
 HTTP 409, gRPC FAILED_PRECONDITION.
+"""
+ERROR_REASON_ZONE_NOT_FOUND: ErrorReason.ValueType  # 49
+"""No shard of a cluster prefers the zone that a new topic names; at a server that is no node of a cluster none does.
+Detail: `zone`.
+HTTP 404, gRPC NOT_FOUND.
+"""
+ERROR_REASON_QUERY_TOO_LARGE: ErrorReason.ValueType  # 50
+"""A query needs more memory than the server gives to one. Detail: `sqlstate`, and the place.
+HTTP 413, gRPC RESOURCE_EXHAUSTED.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 

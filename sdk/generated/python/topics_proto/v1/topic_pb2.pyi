@@ -363,6 +363,7 @@ class TopicState(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name, as created."""
     type: Global___TopicType.ValueType
@@ -399,6 +400,8 @@ class TopicState(_message.Message):
     """
     placement: _builtins.str
     """Placement group of the topic. On HTTP only where it has one."""
+    zone: _builtins.str
+    """Zone that the topic names. On HTTP only where it has one."""
     @_builtins.property
     def config(self) -> Global___TopicConfig:
         """Configuration in force, with every default filled in."""
@@ -434,10 +437,11 @@ class TopicState(_message.Message):
         partition: _builtins.int = ...,
         partitions: _abc.Iterable[Global___PartitionState] | None = ...,
         placement: _builtins.str = ...,
+        zone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_read_ts_ms", b"_last_read_ts_ms", "_last_write_ts_ms", b"_last_write_ts_ms", "_queue", b"_queue", "config", b"config", "last_read_ts_ms", b"last_read_ts_ms", "last_write_ts_ms", b"last_write_ts_ms", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_read_ts_ms", b"_last_read_ts_ms", "_last_write_ts_ms", b"_last_write_ts_ms", "_queue", b"_queue", "bytes", b"bytes", "config", b"config", "count", b"count", "earliest_seq", b"earliest_seq", "effective_priority", b"effective_priority", "epoch", b"epoch", "head_seq", b"head_seq", "last_read_ts_ms", b"last_read_ts_ms", "last_write_ts_ms", b"last_write_ts_ms", "next_seq", b"next_seq", "partition", b"partition", "partition_count", b"partition_count", "partitions", b"partitions", "placement", b"placement", "queue", b"queue", "rrl", b"rrl", "slug", b"slug", "topic", b"topic", "topic_id", b"topic_id", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_read_ts_ms", b"_last_read_ts_ms", "_last_write_ts_ms", b"_last_write_ts_ms", "_queue", b"_queue", "bytes", b"bytes", "config", b"config", "count", b"count", "earliest_seq", b"earliest_seq", "effective_priority", b"effective_priority", "epoch", b"epoch", "head_seq", b"head_seq", "last_read_ts_ms", b"last_read_ts_ms", "last_write_ts_ms", b"last_write_ts_ms", "next_seq", b"next_seq", "partition", b"partition", "partition_count", b"partition_count", "partitions", b"partitions", "placement", b"placement", "queue", b"queue", "rrl", b"rrl", "slug", b"slug", "topic", b"topic", "topic_id", b"topic_id", "type", b"type", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_read_ts_ms: _TypeAlias = _typing.Literal["last_read_ts_ms"]  # noqa: Y015
     _WhichOneofArgType__last_read_ts_ms: _TypeAlias = _typing.Literal["_last_read_ts_ms", b"_last_read_ts_ms"]  # noqa: Y015

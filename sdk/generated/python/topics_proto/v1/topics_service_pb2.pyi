@@ -65,6 +65,7 @@ class PutTopicRequest(_message.Message):
     CONFIG_FIELD_NUMBER: _builtins.int
     PARTITION_COUNT_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic; required. Path parameter."""
     partition_count: _builtins.int
@@ -78,6 +79,12 @@ class PutTopicRequest(_message.Message):
     is, `sql` is the group of tables. Default empty: none, and no change for an old topic, whose group can't be changed,
     which is topic_exists_incompatible. On HTTP a member of the body beside those of the config.
     """
+    zone: _builtins.str
+    """Availability zone of a new topic: its partitions lie in the shards of the cluster that prefer the zone then
+    (SetShardZone); zone_not_found if none does. 1 to 64 characters from A-Z a-z 0-9 . _ -. Default empty: none, and no
+    change for an old topic, whose zone can't be changed, which is topic_exists_incompatible. Together with a placement:
+    invalid_request. On HTTP a member of the body beside those of the config.
+    """
     @_builtins.property
     def config(self) -> _topic_pb2.TopicConfig:
         """Whole configuration; absent means every default. The JSON body is this message."""
@@ -89,10 +96,11 @@ class PutTopicRequest(_message.Message):
         config: _topic_pb2.TopicConfig | None = ...,
         partition_count: _builtins.int = ...,
         placement: _builtins.str = ...,
+        zone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "partition_count", b"partition_count", "placement", b"placement", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "partition_count", b"partition_count", "placement", b"placement", "topic", b"topic", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -114,6 +122,7 @@ class PutTopicResponse(_message.Message):
     PERFORMANCE_FIELD_NUMBER: _builtins.int
     PARTITION_COUNT_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name of the topic."""
     created: _builtins.bool
@@ -130,6 +139,8 @@ class PutTopicResponse(_message.Message):
     """Partitions that the topic now has. On HTTP only where there are several."""
     placement: _builtins.str
     """Placement group of the topic. On HTTP only where it has one."""
+    zone: _builtins.str
+    """Zone that the topic names. On HTTP only where it has one."""
     @_builtins.property
     def config(self) -> _topic_pb2.TopicConfig:
         """Configuration now in force, with every default filled in."""
@@ -151,10 +162,11 @@ class PutTopicResponse(_message.Message):
         performance: _performance_pb2.Performance | None = ...,
         partition_count: _builtins.int = ...,
         placement: _builtins.str = ...,
+        zone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "performance", b"performance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "created", b"created", "epoch", b"epoch", "partition_count", b"partition_count", "performance", b"performance", "placement", b"placement", "rrl", b"rrl", "slug", b"slug", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "created", b"created", "epoch", b"epoch", "partition_count", b"partition_count", "performance", b"performance", "placement", b"placement", "rrl", b"rrl", "slug", b"slug", "topic", b"topic", "topic_id", b"topic_id", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

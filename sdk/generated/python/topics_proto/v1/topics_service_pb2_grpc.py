@@ -101,7 +101,8 @@ class TopicsServiceServicer:
         """Creates a topic or replaces its configuration. Idempotent: the same call again changes nothing. A new
         configuration rules what comes later; tightened caps and TTL act on stored records at once. HTTP answers
         201 when the topic was created, else 200. Scope: admin. Errors: invalid_request,
-        topic_exists_incompatible (another type, fewer partitions), throttled (max_topics).
+        topic_exists_incompatible (another type, placement or zone, fewer partitions), zone_not_found, throttled
+        (max_topics).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,7 +41,8 @@ class TopicsServiceStub:
     """Creates a topic or replaces its configuration. Idempotent: the same call again changes nothing. A new
     configuration rules what comes later; tightened caps and TTL act on stored records at once. HTTP answers
     201 when the topic was created, else 200. Scope: admin. Errors: invalid_request,
-    topic_exists_incompatible (another type, fewer partitions), throttled (max_topics).
+    topic_exists_incompatible (another type, placement or zone, fewer partitions), zone_not_found, throttled
+    (max_topics).
     """
     GetTopic: _grpc.UnaryUnaryMultiCallable[_topics_service_pb2.GetTopicRequest, _topics_service_pb2.GetTopicResponse]
     """Reads the state of a topic. Never creates it. Reading a router destination first waits for forwarding up to
@@ -111,7 +112,8 @@ class TopicsServiceAsyncStub(TopicsServiceStub):
     """Creates a topic or replaces its configuration. Idempotent: the same call again changes nothing. A new
     configuration rules what comes later; tightened caps and TTL act on stored records at once. HTTP answers
     201 when the topic was created, else 200. Scope: admin. Errors: invalid_request,
-    topic_exists_incompatible (another type, fewer partitions), throttled (max_topics).
+    topic_exists_incompatible (another type, placement or zone, fewer partitions), zone_not_found, throttled
+    (max_topics).
     """
     GetTopic: _aio.UnaryUnaryMultiCallable[_topics_service_pb2.GetTopicRequest, _topics_service_pb2.GetTopicResponse]  # type: ignore[assignment]
     """Reads the state of a topic. Never creates it. Reading a router destination first waits for forwarding up to
@@ -184,7 +186,8 @@ class TopicsServiceServicer(metaclass=_abc_1.ABCMeta):
         """Creates a topic or replaces its configuration. Idempotent: the same call again changes nothing. A new
         configuration rules what comes later; tightened caps and TTL act on stored records at once. HTTP answers
         201 when the topic was created, else 200. Scope: admin. Errors: invalid_request,
-        topic_exists_incompatible (another type, fewer partitions), throttled (max_topics).
+        topic_exists_incompatible (another type, placement or zone, fewer partitions), zone_not_found, throttled
+        (max_topics).
         """
 
     @_abc_1.abstractmethod

@@ -459,6 +459,23 @@ export enum ErrorReason {
    * @generated from enum value: ERROR_REASON_NOT_A_LOG = 48;
    */
   NOT_A_LOG = 48,
+
+  /**
+   * No shard of a cluster prefers the zone that a new topic names; at a server that is no node of a cluster none does.
+   * Detail: `zone`.
+   * HTTP 404, gRPC NOT_FOUND.
+   *
+   * @generated from enum value: ERROR_REASON_ZONE_NOT_FOUND = 49;
+   */
+  ZONE_NOT_FOUND = 49,
+
+  /**
+   * A query needs more memory than the server gives to one. Detail: `sqlstate`, and the place.
+   * HTTP 413, gRPC RESOURCE_EXHAUSTED.
+   *
+   * @generated from enum value: ERROR_REASON_QUERY_TOO_LARGE = 50;
+   */
+  QUERY_TOO_LARGE = 50,
 }
 
 /**

@@ -370,6 +370,13 @@ export declare type TopicState = Message<"topics.v1.TopicState"> & {
    * @generated from field: string placement = 20;
    */
   placement: string;
+
+  /**
+   * Zone that the topic names. On HTTP only where it has one.
+   *
+   * @generated from field: string zone = 21;
+   */
+  zone: string;
 };
 
 /**

@@ -54,6 +54,16 @@ export declare type PutTopicRequest = Message<"topics.v1.PutTopicRequest"> & {
    * @generated from field: string placement = 4;
    */
   placement: string;
+
+  /**
+   * Availability zone of a new topic: its partitions lie in the shards of the cluster that prefer the zone then
+   * (SetShardZone); zone_not_found if none does. 1 to 64 characters from A-Z a-z 0-9 . _ -. Default empty: none, and no
+   * change for an old topic, whose zone can't be changed, which is topic_exists_incompatible. Together with a placement:
+   * invalid_request. On HTTP a member of the body beside those of the config.
+   *
+   * @generated from field: string zone = 5;
+   */
+  zone: string;
 };
 
 /**
@@ -137,6 +147,13 @@ export declare type PutTopicResponse = Message<"topics.v1.PutTopicResponse"> & {
    * @generated from field: string placement = 10;
    */
   placement: string;
+
+  /**
+   * Zone that the topic names. On HTTP only where it has one.
+   *
+   * @generated from field: string zone = 11;
+   */
+  zone: string;
 };
 
 /**
@@ -1295,7 +1312,8 @@ export declare const TopicsService: GenService<{
    * Creates a topic or replaces its configuration. Idempotent: the same call again changes nothing. A new
    * configuration rules what comes later; tightened caps and TTL act on stored records at once. HTTP answers
    * 201 when the topic was created, else 200. Scope: admin. Errors: invalid_request,
-   * topic_exists_incompatible (another type, fewer partitions), throttled (max_topics).
+   * topic_exists_incompatible (another type, placement or zone, fewer partitions), zone_not_found, throttled
+   * (max_topics).
    *
    * @generated from rpc topics.v1.TopicsService.PutTopic
    */

@@ -1,0 +1,1 @@
+"""The PostgreSQL gateway: a listener for psql and the drivers of PostgreSQL."""

@@ -1,0 +1,1 @@
+"""Analytical queries: DuckDB over Arrow of the tables."""
