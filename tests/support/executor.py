@@ -16,6 +16,7 @@ from topics_service.engine.clock import SystemClock
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.storage.memory import MemoryStore
+from topics_service.storage.store import Store
 from topics_sql.reader import Reader
 
 
@@ -29,8 +30,9 @@ class Executor:
         *,
         reader: Reader | None = None,
         analyses: Analyses | None = None,
+        store: Store | None = None,
     ) -> None:
-        self.engine = Engine(MemoryStore(), SystemClock())
+        self.engine = Engine(store or MemoryStore(), SystemClock())
         self.commit = GroupCommit.for_engine(self.engine)
         api = TopicsApi(self.engine, self.commit, pressure)
         users = Users()

@@ -172,7 +172,8 @@ class ArrowCache:
             await run(others())
             for kept, again in work:
                 if kept.base is None:
-                    kept.base = await run(self._whole(kept, scans[kept.runtime.table.number], work))
+                    parts = await run(self._whole(kept, scans[kept.runtime.table.number], work))
+                    kept.base = await asyncio.to_thread(_one, kept.columns, parts)
                 else:
                     await run(self._rows(kept, moment, again))
                 if len(kept.changed) > kept.most:
@@ -212,7 +213,7 @@ class ArrowCache:
                 rows, found = [], []
                 yield
         parts.append(columns.chunk(kept.columns, rows, found))
-        return columns.joined(kept.columns, parts).combine_chunks()
+        return parts
 
     def _rows(self, kept: Kept, moment: Moment, again: Iterable[bytes]) -> Steps:
         """Read some rows of a table again."""
@@ -259,6 +260,10 @@ class ArrowCache:
             if not kept.is_busy:
                 total -= kept.nbytes
                 self._drop(number)
+
+
+def _one(given: columns.Columns, parts: Sequence[Any]) -> Any:
+    return columns.joined(given, parts).combine_chunks()
 
 
 def _begun(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:

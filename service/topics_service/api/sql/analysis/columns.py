@@ -10,8 +10,8 @@ from topics_service.engine.tables.errors import sql_error
 from topics_service.engine.tables.types import Kind, Type, Value
 
 KEY: Final = "k"
-ROWS_A_CHUNK: Final = 4096
-"""Rows that become Arrow at once: a few milliseconds."""
+ROWS_A_CHUNK: Final = 1024
+"""Rows that become Arrow at once: a millisecond or two."""
 MAX_DIGITS: Final = 38
 
 Columns = Sequence[tuple[int, Type | None]]

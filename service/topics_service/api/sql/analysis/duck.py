@@ -50,6 +50,7 @@ class Duck:
 
     def __init__(self, memory_bytes: int) -> None:
         import duckdb
+        import pyarrow.compute  # noqa: F401 - loaded here, in a thread, and not when the event loop needs it first
 
         self.errors = duckdb
         self._connection = duckdb.connect(
