@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -14,6 +14,7 @@ from support.executor import Executor
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.tables.plans import Plan
 from topics_service.engine.tables.schema import Schema
+from topics_service.engine.tables.types import Type
 from topics_sql import syntax
 from topics_sql.binding.analysis import analysis
 from topics_sql.binding.scope import Context
@@ -114,10 +115,10 @@ conditions = st.one_of(
 class BothWays(Reader):
     """Plans texts with the mark for DuckDB."""
 
-    def bind(self, statement: Statement, schema: Schema, namespace: str) -> Plan:
+    def bind(self, statement: Statement, schema: Schema, namespace: str, given: Sequence[Type | None] = ()) -> Plan:
         if not statement.text.endswith(MARK):
-            return super().bind(statement, schema, namespace)
-        context = Context(statement.text, schema, namespace)
+            return super().bind(statement, schema, namespace, given)
+        context = Context(statement.text, schema, namespace, given=given)
         assert isinstance(statement.tree, syntax.Select)
         action = analysis(context, statement.tree, "a test")
         return Plan(action, context.parameter_types())

@@ -49,7 +49,7 @@ class SqlServiceStub:
     syntax_error, unsupported_sql, invalid_value, column_not_found, function_not_found, division_by_zero,
     transaction_error, not_null_violation, check_violation, table_not_found, namespace_not_found, topic_not_found,
     route_not_found, index_not_found, user_not_found, partition_not_found, unique_violation, already_exists,
-    dependent_objects, not_a_log, cross_shard, topic_full, record_too_large, result_too_large, query_timeout,
+    dependent_objects, not_a_log, cross_shard, topic_full, record_too_large, result_too_large, query_too_large, query_timeout,
     throttled.
     """
     Consume: _grpc.UnaryUnaryMultiCallable[_sql_service_pb2.SqlServiceConsumeRequest, _sql_service_pb2.SqlServiceConsumeResponse]
@@ -88,7 +88,7 @@ class SqlServiceAsyncStub(SqlServiceStub):
     syntax_error, unsupported_sql, invalid_value, column_not_found, function_not_found, division_by_zero,
     transaction_error, not_null_violation, check_violation, table_not_found, namespace_not_found, topic_not_found,
     route_not_found, index_not_found, user_not_found, partition_not_found, unique_violation, already_exists,
-    dependent_objects, not_a_log, cross_shard, topic_full, record_too_large, result_too_large, query_timeout,
+    dependent_objects, not_a_log, cross_shard, topic_full, record_too_large, result_too_large, query_too_large, query_timeout,
     throttled.
     """
     Consume: _aio.UnaryUnaryMultiCallable[_sql_service_pb2.SqlServiceConsumeRequest, _sql_service_pb2.SqlServiceConsumeResponse]  # type: ignore[assignment]
@@ -130,7 +130,7 @@ class SqlServiceServicer(metaclass=_abc_1.ABCMeta):
         syntax_error, unsupported_sql, invalid_value, column_not_found, function_not_found, division_by_zero,
         transaction_error, not_null_violation, check_violation, table_not_found, namespace_not_found, topic_not_found,
         route_not_found, index_not_found, user_not_found, partition_not_found, unique_violation, already_exists,
-        dependent_objects, not_a_log, cross_shard, topic_full, record_too_large, result_too_large, query_timeout,
+        dependent_objects, not_a_log, cross_shard, topic_full, record_too_large, result_too_large, query_too_large, query_timeout,
         throttled.
         """
 

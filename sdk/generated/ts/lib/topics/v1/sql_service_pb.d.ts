@@ -286,7 +286,7 @@ export declare const SqlService: GenService<{
    * syntax_error, unsupported_sql, invalid_value, column_not_found, function_not_found, division_by_zero,
    * transaction_error, not_null_violation, check_violation, table_not_found, namespace_not_found, topic_not_found,
    * route_not_found, index_not_found, user_not_found, partition_not_found, unique_violation, already_exists,
-   * dependent_objects, not_a_log, cross_shard, topic_full, record_too_large, result_too_large, query_timeout,
+   * dependent_objects, not_a_log, cross_shard, topic_full, record_too_large, result_too_large, query_too_large, query_timeout,
    * throttled.
    *
    * @generated from rpc topics.v1.SqlService.Execute
