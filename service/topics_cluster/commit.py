@@ -25,6 +25,8 @@ class LogCommit(Commit):
     ended as when a server dies, and `abandon` fails what waits after that.
     """
 
+    is_replicated = True
+
     def __init__(
         self, store: ShardStore, on_synced: Callable[[int], None], on_failed: Callable[[BaseException], None]
     ) -> None:

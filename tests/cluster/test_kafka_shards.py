@@ -1,8 +1,10 @@
 """Real Kafka clients at a cluster of three nodes, each in a zone of its own, over four shards."""
 
+import select
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,11 @@ from support.kafka_batches import Rec, aiokafka_batch, read_by_aiokafka
 from support.kafka_clients import check_places, records_of, value_of
 from support.kafka_kinds import usable
 from support.kafka_wire import Wire
+from support.local_s3 import LocalS3
 from support.s3 import S3
 from support.waiting import poll
 from topics_cluster.forward_kafka import node_id
-from topics_kafka.protocol import ApiKey
+from topics_kafka.protocol import ApiKey, Message
 
 SHARDS = 4
 PARTITIONS = 4
@@ -164,3 +167,44 @@ def test_a_node_of_the_zone_reads_from_its_replica(cluster: Cluster) -> None:
         assert fetched(rounds + 1, 20_000)[0] == rounds + 2
         assert time.monotonic() - began < 15, "it is woken"
         waiting.join()
+
+
+@pytest.mark.timeout(120)
+def test_acks_all_waits_for_the_store_whatever_the_class_of_the_topic(tmp_path: Path, etcd: Etcd) -> None:
+    """At the owner of a partition, and at the node that passes the write on."""
+    with (
+        LocalS3() as store,
+        Cluster(tmp_path, etcd.address, "s3://bucket/t", store.environment, nodes=2, shards=2) as cluster,
+    ):
+        bootstrap = connection(cluster)["bootstrap"]
+        admin = AdminClient({"log_level": 0, "bootstrap.servers": bootstrap})
+        classes = ("disk", "memory", "ephemeral")
+        topics = [NewTopic(name, 2, config={"topics.durability": name}) for name in classes]
+        for made in admin.create_topics(topics).values():
+            made.result()
+        poll(lambda: set(leaders(admin, "disk").values()) == {node_id("a"), node_id("b")}, 60, "each node leads")
+        records = aiokafka_batch([Rec(None, b"x", (), 1_700_000_000_000)])
+
+        def body(name: str, acks: int) -> dict[str, object]:
+            data = [{"index": number, "records": records} for number in range(2)]
+            topic = {"name": name, "partition_data": data}
+            return {"transactional_id": None, "acks": acks, "timeout": 9000, "topic_data": [topic]}
+
+        def check(answer: Message) -> None:
+            (topic,) = answer["responses"]
+            assert [each["error_code"] for each in topic["partition_responses"]] == [0, 0], topic
+
+        with ExitStack() as stack:
+            quick = stack.enter_context(Wire(cluster["a"].kafka_port))
+            waiting = {name: stack.enter_context(Wire(cluster["a"].kafka_port)) for name in ("disk", "memory")}
+            for name in classes:
+                check(quick.call(ApiKey.PRODUCE, 12, **body(name, -1)))
+            with store.away("refuses", 0):
+                sent = {name: wire.send(ApiKey.PRODUCE, 12, body(name, -1)) for name, wire in waiting.items()}
+                for name in ("disk", "memory"):
+                    check(quick.call(ApiKey.PRODUCE, 12, **body(name, 1)))
+                check(quick.call(ApiKey.PRODUCE, 12, **body("ephemeral", -1)))
+                answered, _, _ = select.select([wire.socket for wire in waiting.values()], [], [], 0.3)
+                assert not answered, "the store has none of it"
+            for name, wire in waiting.items():
+                check(wire.receive(ApiKey.PRODUCE, 12, sent[name]))

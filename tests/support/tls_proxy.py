@@ -31,6 +31,7 @@ def tls_proxy(target: str, cert: Path, key: Path) -> Iterator[int]:
     context.set_alpn_protocols(["h2"])
     host, _, port = target.rpartition(":")
     loop = asyncio.new_event_loop()
+    writers: list[asyncio.StreamWriter] = []
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -43,7 +44,9 @@ def tls_proxy(target: str, cert: Path, key: Path) -> Iterator[int]:
             writer.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
         back_reader, back_writer = await asyncio.open_connection(host, int(port))
+        writers.append(back_writer)
         await asyncio.gather(pump(reader, back_writer), pump(back_reader, writer))
 
     async def start() -> asyncio.Server:
@@ -55,6 +58,10 @@ def tls_proxy(target: str, cert: Path, key: Path) -> Iterator[int]:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        for writer in writers:
+            writer.transport.abort()  # a close would wait for the other end's
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
+        await asyncio.sleep(0)  # a handshake that failed just now closes its socket in the next turn
 
     server = loop.run_until_complete(start())
     thread = threading.Thread(target=loop.run_forever, daemon=True)

@@ -22,7 +22,8 @@ from topics_service.engine.producers import SequenceError
 from topics_service.storage import recordbatch
 from topics_service.storage.recordbatch import Header, InvalidBatchError
 
-_ACKS: Final = (-1, 0, 1)
+_ALL: Final = -1
+_ACKS: Final = (_ALL, 0, 1)
 _NO_TIMESTAMP: Final = -1
 _MAX_RECORD_ERRORS: Final = 100
 _BATCH_CODES: Final[Mapping[str, ErrorCode]] = {
@@ -142,6 +143,7 @@ class Produce:
         """Append the batches and fill in the response. Yields before each batch but the first."""
         refused = _refused(body)
         view = None if self._server.cluster is None else context.view
+        acks_all = body["acks"] == _ALL
         first = True
         for data in body["topic_data"]:
             name, topic_id = data.get("name"), data.get("topic_id")
@@ -164,14 +166,15 @@ class Produce:
                     request = self._checked(api, topic, number, partition["records"])
                     if api is None:
                         assert elsewhere is not None, "there are several shards"
-                        batch = NamedBatch(request=request, topic_id="" if name else topic.identity.topic_id)
+                        meant = "" if name else topic.identity.topic_id
+                        batch = NamedBatch(request=request, topic_id=meant, acks_all=acks_all)
                         shard = self._server.shards.shard(topic.name, number)
                         if view is not None and context.is_outdated(view, shard):
                             view.lead(response, answer, shard)
                             raise RefusedError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another broker leads the partition")
                         elsewhere.add(shard, batch, partial(_show, context, response, answer, shard))
                         continue
-                    reply, ticket = api.append_batch(request)
+                    reply, ticket = api.append_batch(request, acks_all=acks_all)
                     answer |= _appended(reply)
                     if ticket and not api.is_durable(ticket):
                         waiting.append((answer, ticket, api))

@@ -34,10 +34,11 @@ ProducersOutcome = tuple[list[Producer] | None, TopicsError | None]
 
 
 class NamedBatch(Struct, kw_only=True):
-    """A batch for a topic that the client named, or for the one with `topic_id`."""
+    """A batch for a topic that the client named, or for the one with `topic_id`; see `TopicsApi.append_batch`."""
 
     request: BatchRequest
     topic_id: str = ""
+    acks_all: bool = False
 
 
 class BatchOutcome(Struct, kw_only=True):
@@ -111,7 +112,7 @@ class KafkaApi:
         try:
             if batch.topic_id:
                 self._check_id(batch.request.topic, batch.topic_id)
-            reply, ticket = self._api.append_batch(batch.request)
+            reply, ticket = self._api.append_batch(batch.request, acks_all=batch.acks_all)
         except SequenceError as error:
             return BatchOutcome(fault=error.kind, message=str(error)), 0
         except TopicsError as error:

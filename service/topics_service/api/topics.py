@@ -442,14 +442,20 @@ class TopicsApi:
         self._admit()
         self._pressure.check()
 
-    def append_batch(self, request: BatchRequest) -> tuple[BatchReply, int]:
+    def append_batch(self, request: BatchRequest, *, acks_all: bool = False) -> tuple[BatchReply, int]:
         """Take in a batch of a Kafka client; the reply may be sent once `settled(ticket)` returns.
+
+        With `acks_all` that is, in a cluster, once the object store has the batch, unless the topic is `ephemeral`.
 
         Raises TopicsError, `throttled` too, and SequenceError; see `Batches.append`. The gateway has checked that the
         caller may write to the topic, which must exist.
         """
         self.check_write()
         reply, ticket = self._engine.batches.append(request)
+        if acks_all and self._commit.is_replicated:
+            topic = self._engine.catalog.find(request.topic)
+            if topic is not None and topic.config.durability != "ephemeral":
+                ticket = self._engine.writer.written
         self._commit.want(ticket)
         return reply, ticket
 

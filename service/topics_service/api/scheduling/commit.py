@@ -40,6 +40,9 @@ class Commit(ABC):
     is woken, so that durable writes are visible before they are acknowledged.
     """
 
+    is_replicated = False
+    """True where a durable write outlives the machine."""
+
     def __init__(self, on_synced: Callable[[int], None], on_failed: Callable[[BaseException], None]) -> None:
         self.statistics = CommitStatistics()
         self.span: Span | None = None
