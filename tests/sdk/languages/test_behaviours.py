@@ -354,6 +354,19 @@ def test_a_job_that_failed_is_tried_again(drive: Drive, shared: ServerProcess, t
 
 
 @for_workers
+def test_a_job_that_comes_back_before_the_answer_to_its_return_is_not_lost(
+    drive: Drive, shared: ServerProcess, topics: TopicsClient, name: str
+) -> None:
+    """The server delivers it again 1 ms after it was given back, on a stream that may be ahead of the answer."""
+    topics.put_topic(name, TopicConfig(type="queue"))
+    topics.append_many(name, range(200))
+    working = drive(shared, "work", queue=name, fail_first=3, backoff_ms=1, concurrency=8)
+    working.until("done", 200)
+    poll(lambda: topics.get_topic(name).count == 0, SECONDS)
+    assert working.stop()[-1] == {"acked": 200, "retried": 600, "released": 0, "lost_count": 0}
+
+
+@for_workers
 def test_a_lease_is_extended_while_its_job_runs(
     drive: Drive, shared: ServerProcess, topics: TopicsClient, name: str
 ) -> None:

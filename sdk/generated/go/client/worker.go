@@ -232,8 +232,9 @@ func (w *worker) take(from *topicsv1.Job) {
 		LeaseID:    from.LeaseId,
 	}
 	for _, other := range w.held {
-		if other.job.Seq == job.Seq {
-			w.lose(other) // its lease had ended
+		// The lease of a job at work had ended. That of one whose outcome is on its way may have ended by it: the answer tells.
+		if other.job.Seq == job.Seq && !other.over {
+			w.lose(other)
 		}
 	}
 	taken := &held{job: job, until: time.Now().Add(w.options.Lease)}

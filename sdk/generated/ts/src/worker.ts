@@ -203,7 +203,10 @@ export class Worker {
     });
     const leased: Job = { record, seq: record.seq, deliveries: Number(job.deliveries), leaseId: job.leaseId };
     const held = { job: leased, abort: new AbortController(), until: performance.now() + this.#leaseMs, isOver: false };
-    for (const other of this.#held) if (other.job.seq === leased.seq) this.#lose(other); // its lease had ended
+    for (const other of this.#held) {
+      // The lease of a job at work had ended. That of one whose outcome is on its way may have ended by it: the answer tells.
+      if (other.job.seq === leased.seq && !other.isOver) this.#lose(other);
+    }
     this.#held.add(held);
     if (this.#isStopping) this.#settle(held, "released", 0);
     else this.#waiting.push(held);

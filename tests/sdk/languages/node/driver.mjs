@@ -57,7 +57,7 @@ const operations = {
 
   async work() {
     if (!(topics instanceof GrpcTopicsClient)) throw new Error("no worker over HTTP");
-    const { queue, busy_ms = 0, fail_first = 0, concurrency = 1, lease_ms: leaseMs } = ask;
+    const { queue, busy_ms = 0, fail_first = 0, backoff_ms = 10, concurrency = 1, lease_ms: leaseMs } = ask;
     const did = await topics.work(
       queue,
       async (job, signal) => {
@@ -70,7 +70,7 @@ const operations = {
         if (job.deliveries <= fail_first) throw new Error("as it was asked for");
         tell({ done: job.seq });
       },
-      { concurrency, leaseMs, backoffMs: () => 10, onError: () => {}, signal: stop.signal },
+      { concurrency, leaseMs, backoffMs: () => backoff_ms, onError: () => {}, signal: stop.signal },
     );
     tell({ acked: did.acked, retried: did.retried, released: did.released, lost_count: did.lost });
   },

@@ -126,7 +126,7 @@ def work(topics: TopicsClient, ask: dict[str, Any]) -> None:
         handle,
         concurrency=ask.get("concurrency", 1),
         lease_ms=ask.get("lease_ms"),
-        backoff=Backoff(first_seconds=0.01),
+        backoff=Backoff(first_seconds=ask.get("backoff_ms", 10) / 1000),
         on_error=lambda job, error: None,
     )
     when_asked(worker.stop)

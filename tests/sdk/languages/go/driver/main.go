@@ -5,6 +5,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -44,6 +45,7 @@ type request struct {
 	BusyMS      int    `json:"busy_ms"`
 	LeaseMS     int    `json:"lease_ms"`
 	FailFirst   uint64 `json:"fail_first"`
+	BackoffMS   int    `json:"backoff_ms"`
 }
 
 type line = map[string]any
@@ -181,6 +183,7 @@ func produce(ctx context.Context, topics *client.Client, ask request) error {
 }
 
 func work(ctx context.Context, topics *client.Client, ask request) error {
+	backoff := time.Duration(cmp.Or(ask.BackoffMS, 10)) * time.Millisecond
 	handle := func(ctx context.Context, job *client.Job) error {
 		tell(line{"job": job.Seq, "deliveries": job.Deliveries})
 		select {
@@ -197,7 +200,7 @@ func work(ctx context.Context, topics *client.Client, ask request) error {
 	}
 	did, err := topics.Work(ctx, ask.Queue, handle, client.WorkerOptions{
 		Concurrency: ask.Concurrency, Lease: time.Duration(ask.LeaseMS) * time.Millisecond, Log: slog.New(slog.DiscardHandler),
-		Backoff: func(uint64) time.Duration { return 10 * time.Millisecond },
+		Backoff: func(uint64) time.Duration { return backoff },
 	})
 	if err == nil {
 		tell(line{"acked": did.Acked, "retried": did.Retried, "released": did.Released, "lost_count": did.Lost})
