@@ -227,7 +227,7 @@ HEADERS = st.sampled_from(
 )  # fmt: skip
 TOKENS = [f"Bearer {key}" for key in KEYS]
 BAD_TOKENS = ["", "Bearer", "Bearer ", "bearer sekret-full", "Bearer nobody", "Basic eA==", "Bearer \xff"]
-MANNERS = ["whole"] * 12 + ["http2"] * 4 + ["pieces", "chunked", "chunked", "pipelined", "http1.0", "half_close"]
+MANNERS = ["whole"] * 12 + ["http2"] * 8 + ["pieces", "chunked", "chunked", "pipelined", "http1.0", "half_close"]
 MANNERS += ["abort", "reset", "leave", "leave_reset"]
 
 

@@ -33,7 +33,7 @@ from support.waiting import poll
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
 
 SOAK_SECONDS = float(os.environ.get("TOPICS_SOAK_SECONDS", "0"))
-EXAMPLES = 1000  # about 4 s of drawing
+EXAMPLES = 1500  # about 6 s of drawing
 WORKERS = 6
 PATIENCE = 0.05  # of a client whose request may park
 STREAM_WINDOW = 1 << 20
