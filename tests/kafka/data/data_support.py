@@ -123,6 +123,8 @@ def position_after(records: bytes | memoryview | None, position: int) -> int:
 class ManualCommit:
     """A fake group commit: writes become durable when a test calls `sync`, or at once if `eager`."""
 
+    is_replicated = False
+
     def __init__(self) -> None:
         self.statistics = CommitStatistics()
         self.engine: Engine
