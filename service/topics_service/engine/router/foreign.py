@@ -139,7 +139,7 @@ class ForeignSource:
     @property
     def has_room(self) -> bool:
         """Return whether to pull another stretch."""
-        return self.log.nbytes < _MAX_BYTES and self.log.stretches < _MAX_STRETCHES
+        return self.log.nbytes <= _MAX_BYTES - BYTES and self.log.stretches < _MAX_STRETCHES
 
     def take(self, stretch: Stretch) -> None:
         """Add a stretch."""
