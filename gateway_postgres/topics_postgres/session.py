@@ -20,7 +20,7 @@ from topics_service.api.request_context import RequestContext, current_request
 from topics_service.api.sql.requests import ResultColumn, SqlResult
 from topics_service.api.sql.session import Answer, SqlSession, Status
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.tables.types import Kind, Type, Value
+from topics_service.engine.tables.types import TEXT, Type, Value
 from topics_sql.tokens import words
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ _STATUS: Final = {Status.IDLE: b"I", Status.OPEN: b"T", Status.FAILED: b"E"}
 _SYNC: Final = ord("S")
 _COUNTED: Final = {"Select": "SELECT", "Consume": "CONSUME", "Update": "UPDATE", "Delete": "DELETE", "Ack": "ACK"}
 _COUNTED["Insert"] = "INSERT 0"
-_TEXT_COLUMN: Final = Type(Kind.TEXT)
 
 
 class Session:
@@ -283,7 +282,7 @@ class Session:
                 self.set_variable(name, value, is_local=is_local)
                 return _done("RESET" if value is None else "SET")
             case Show(name):
-                shown, columns = variables.get(name), (ResultColumn(name, _TEXT_COLUMN),)
+                shown, columns = variables.get(name), (ResultColumn(name, TEXT),)
                 return Answer("Show", _result(columns, [(shown,)], "SHOW"))
             case Forget(tag, what, name):
                 self._forget(what, name)
@@ -397,7 +396,7 @@ class Session:
         statement = prepared.statement
         prepared.oids = tuple(given)
         if isinstance(statement, Show):
-            prepared.columns = (ResultColumn(statement.name, _TEXT_COLUMN),)
+            prepared.columns = (ResultColumn(statement.name, TEXT),)
         if not isinstance(statement, Sql):
             return
         if self.sql.is_failed and statement.first not in ("commit", "rollback"):

@@ -25,7 +25,7 @@ def namespace() -> str:
 
 @pytest.fixture
 def where(server: ServerProcess, namespace: str) -> str:
-    """Where libpq connects to, with a namespace of the test's own."""
+    """The connection string for libpq, with a namespace of the test's own."""
     return f"host=127.0.0.1 port={server.pg_port} user=ada dbname=shop options='-c search_path={namespace}'"
 
 

@@ -1,4 +1,4 @@
-"""Who may connect: SCRAM, keys and tokens as passwords, TLS; and what they may do."""
+"""Access: SCRAM, keys and tokens as passwords, TLS, and the rights of each."""
 
 from collections.abc import Iterator
 from pathlib import Path

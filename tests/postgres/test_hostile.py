@@ -32,7 +32,7 @@ def raw(server: ServerProcess) -> Iterator[socket.socket]:
 
 
 def everything(connection: socket.socket) -> bytes:
-    """What the server sends until it closes."""
+    """Everything that the server sends until it closes."""
     found = b""
     while True:
         try:
@@ -45,7 +45,7 @@ def everything(connection: socket.socket) -> bytes:
 
 
 def until_ready(connection: socket.socket) -> bytes:
-    """What the server sends up to ReadyForQuery."""
+    """Everything that the server sends up to ReadyForQuery."""
     found = b""
     while not found.endswith((b"Z\0\0\0\5I", b"Z\0\0\0\5T", b"Z\0\0\0\5E")):
         data = connection.recv(1 << 16)

@@ -22,9 +22,8 @@ from topics_service.engine.tables.expressions import (
 from topics_service.engine.tables.functions import FUNCTIONS, Volatility
 from topics_service.engine.tables.model import IndexState, Table
 from topics_service.engine.tables.plans import Bound, Lookup, Order, Scan
-from topics_service.engine.tables.types import Kind, Type
+from topics_service.engine.tables.types import BOOLEAN, Kind, Type
 from topics_service.engine.tables.values import coerce
-from topics_sql.binding.types import BOOLEAN
 
 MAX_KEYS: Final = 10_000
 """Of a Lookup; more are found by a scan."""

@@ -10,11 +10,11 @@ from topics_service.engine.tables.expressions import Column, Expression, Literal
 from topics_service.engine.tables.functions import Volatility
 from topics_service.engine.tables.plans import Order
 from topics_service.engine.tables.relations import Aggregate, Frame, Inner, Window
-from topics_service.engine.tables.types import Kind, Type
+from topics_service.engine.tables.types import BOOLEAN, TEXT, Kind, Type
 from topics_sql import syntax
 from topics_sql.binding.expressions import Expressions, is_untyped_text
 from topics_sql.binding.scope import Context, Relation
-from topics_sql.binding.types import BOOLEAN, TEXT, without_bounds
+from topics_sql.binding.types import without_bounds
 from topics_sql.syntax import Tree
 
 if TYPE_CHECKING:

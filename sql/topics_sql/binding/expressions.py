@@ -27,21 +27,10 @@ from topics_service.engine.tables.expressions import (
     type_of,
 )
 from topics_service.engine.tables.functions import Form, Volatility
-from topics_service.engine.tables.types import Kind, Type
+from topics_service.engine.tables.types import BIGINT, BOOLEAN, DATE, DECIMAL, DOUBLE, INTEGER, JSON, TEXT, Kind, Type
 from topics_sql import syntax
 from topics_sql.binding.scope import Context, Relation, find_column
-from topics_sql.binding.types import (
-    BIGINT,
-    BOOLEAN,
-    DATE,
-    DECIMAL,
-    DOUBLE,
-    INTEGER,
-    JSON,
-    TEXT,
-    resolve,
-    without_bounds,
-)
+from topics_sql.binding.types import resolve, without_bounds
 from topics_sql.syntax import Tree
 from topics_sql.tokens import words
 

@@ -7,13 +7,13 @@ from topics_service.engine.errors import Reason
 from topics_service.engine.tables import plans
 from topics_service.engine.tables.expressions import Binary, Column, Expression, Literal
 from topics_service.engine.tables.model import RESERVED_NAMESPACES
+from topics_service.engine.tables.types import BOOLEAN, TEXT
 from topics_sql import syntax
 from topics_sql.binding.access import joined
 from topics_sql.binding.changes import delete, insert, update
 from topics_sql.binding.explain import explain
 from topics_sql.binding.queries import select
 from topics_sql.binding.scope import Context
-from topics_sql.binding.types import BOOLEAN, TEXT
 
 ROLES: Final = ("user", "service", "dba", "system")
 SHOWN: Final[dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]]] = {

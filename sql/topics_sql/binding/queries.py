@@ -8,6 +8,7 @@ from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables import plans
 from topics_service.engine.tables.expressions import Binary, Column, Expression, Literal, type_of
 from topics_service.engine.tables.model import RESERVED_NAMESPACES, Table
+from topics_service.engine.tables.types import BIGINT
 from topics_sql import syntax
 from topics_sql.binding.access import choose, conjuncts, joined
 from topics_sql.binding.analysis import analysis
@@ -15,7 +16,6 @@ from topics_sql.binding.beyond import beyond, beyond_expression, counts
 from topics_sql.binding.expressions import Expressions
 from topics_sql.binding.naming import MAX_OUTPUTS, name_of
 from topics_sql.binding.scope import SYSTEM, Context, Relation, relation
-from topics_sql.binding.types import BIGINT
 from topics_sql.syntax import Tree
 
 

@@ -16,13 +16,13 @@ from topics_service.engine.tables.model import (
     Table,
     TableName,
 )
-from topics_service.engine.tables.types import Kind, Type
+from topics_service.engine.tables.types import BIGINT, Kind, Type
 from topics_sql import syntax
 from topics_sql.binding.access import is_constant
 from topics_sql.binding.changes import find_column
 from topics_sql.binding.expressions import Expressions
 from topics_sql.binding.scope import Context, relation
-from topics_sql.binding.types import BIGINT, SERIALS, resolve
+from topics_sql.binding.types import SERIALS, resolve
 from topics_sql.syntax import ColumnName, Option
 
 SNOWFLAKE: Final = "snowflake_id()"

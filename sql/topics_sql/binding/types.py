@@ -3,23 +3,13 @@
 from typing import Final
 
 from topics_service.engine.errors import Reason
-from topics_service.engine.tables.types import Kind, Type
+from topics_service.engine.tables.types import DOUBLE, REAL, Kind, Type
 from topics_sql.syntax import TypeName
 from topics_sql.tokens import refuse
 
 MAX_PRECISION: Final = 38
 MAX_LENGTH: Final = 10_485_760
 
-BOOLEAN: Final = Type(Kind.BOOLEAN)
-INTEGER: Final = Type(Kind.INTEGER)
-BIGINT: Final = Type(Kind.BIGINT)
-DECIMAL: Final = Type(Kind.DECIMAL)
-REAL: Final = Type(Kind.REAL)
-DOUBLE: Final = Type(Kind.DOUBLE)
-TEXT: Final = Type(Kind.TEXT)
-JSON: Final = Type(Kind.JSON)
-TIMESTAMP: Final = Type(Kind.TIMESTAMP)
-DATE: Final = Type(Kind.DATE)
 
 NAMES: Final = {
     "boolean": Kind.BOOLEAN, "bool": Kind.BOOLEAN,

@@ -1,4 +1,4 @@
-"""What clients of PostgreSQL send: messages, values of parameters, statements of the session, rows of COPY."""
+"""Bytes of PostgreSQL clients: messages, values of parameters, statements of the session, rows of COPY."""
 
 import struct
 from collections.abc import Callable

@@ -8,24 +8,22 @@ from topics_service.api.sql.requests import Message, ResultColumn, SqlResult
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.tables import plans
 from topics_service.engine.tables.errors import SQLSTATES, Place
-from topics_service.engine.tables.types import Kind, Type
+from topics_service.engine.tables.types import BIGINT, TEXT, Kind, Type
 
 _WORDS: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 PLAN: Final = (ResultColumn("plan", Type(Kind.TEXT)),)
-_TEXT: Final = Type(Kind.TEXT)
-_BIGINT: Final = Type(Kind.BIGINT)
-ACKNOWLEDGED: Final = (ResultColumn("acknowledged_offset", _BIGINT),)
+ACKNOWLEDGED: Final = (ResultColumn("acknowledged_offset", BIGINT),)
 MESSAGE: Final = (
-    ResultColumn("topic_id", _TEXT),
+    ResultColumn("topic_id", TEXT),
     ResultColumn("partition_id", Type(Kind.INTEGER)),
-    ResultColumn("offset", _BIGINT),
-    ResultColumn("message_id", _TEXT),
-    ResultColumn("source_table", _TEXT),
-    ResultColumn("op", _TEXT),
-    ResultColumn("ts", _BIGINT),
-    ResultColumn("payload_mode", _TEXT),
-    ResultColumn("payload", _TEXT),
-    ResultColumn("key", _TEXT),
+    ResultColumn("offset", BIGINT),
+    ResultColumn("message_id", TEXT),
+    ResultColumn("source_table", TEXT),
+    ResultColumn("op", TEXT),
+    ResultColumn("ts", BIGINT),
+    ResultColumn("payload_mode", TEXT),
+    ResultColumn("payload", TEXT),
+    ResultColumn("key", TEXT),
 )
 _NAMES: Final = (
     {"AddColumn": "ALTER TABLE", "DropColumn": "ALTER TABLE", "RenameColumn": "ALTER TABLE"}

@@ -6,16 +6,10 @@ from typing import Final, NamedTuple
 from topics_service.engine.errors import Reason
 from topics_service.engine.tables.casts import FLOATS, INTEGERS, NUMBERS
 from topics_service.engine.tables.errors import sql_error
-from topics_service.engine.tables.types import Kind, Type
+from topics_service.engine.tables.types import BIGINT, BOOLEAN, DECIMAL, DOUBLE, INTEGER, TEXT, Kind, Type
 
 Types = Sequence[Type | None]
 
-_BIGINT: Final = Type(Kind.BIGINT)
-_INTEGER: Final = Type(Kind.INTEGER)
-_DECIMAL: Final = Type(Kind.DECIMAL)
-_DOUBLE: Final = Type(Kind.DOUBLE)
-_BOOLEAN: Final = Type(Kind.BOOLEAN)
-_TEXT: Final = Type(Kind.TEXT)
 _ORDERED: Final = frozenset(Kind) - {Kind.JSON, Kind.BOOLEAN}
 _ANY: Final = frozenset(Kind)
 
@@ -47,25 +41,25 @@ def _same(types: Types) -> Type | None:
 def _sum(types: Types) -> Type | None:
     kind = types[0].kind if types[0] else Kind.BIGINT
     if kind in INTEGERS:
-        return _BIGINT
-    return Type(kind) if kind in FLOATS else _DECIMAL
+        return BIGINT
+    return Type(kind) if kind in FLOATS else DECIMAL
 
 
 def _average(types: Types) -> Type | None:
-    return _DOUBLE if types[0] and types[0].kind in FLOATS else _DECIMAL
+    return DOUBLE if types[0] and types[0].kind in FLOATS else DECIMAL
 
 
 def _spread(name: str, summary: str) -> Function:
-    return Function(name, f"{name}(number)", summary, (NUMBERS,), _always(_DOUBLE), wanted=(_DOUBLE,))
+    return Function(name, f"{name}(number)", summary, (NUMBERS,), _always(DOUBLE), wanted=(DOUBLE,))
 
 
 def _truth(name: str, summary: str) -> Function:
     kinds = (frozenset({Kind.BOOLEAN}),)
-    return Function(name, f"{name}(condition)", summary, kinds, _always(_BOOLEAN), wanted=(_BOOLEAN,))
+    return Function(name, f"{name}(condition)", summary, kinds, _always(BOOLEAN), wanted=(BOOLEAN,))
 
 
 def _bits(name: str, summary: str) -> Function:
-    return Function(name, f"{name}(integer)", summary, (INTEGERS,), _same, wanted=(_BIGINT,))
+    return Function(name, f"{name}(integer)", summary, (INTEGERS,), _same, wanted=(BIGINT,))
 
 
 def _rank(name: str, summary: str, kind: Type) -> Function:
@@ -74,23 +68,23 @@ def _rank(name: str, summary: str, kind: Type) -> Function:
 
 def _shifted(name: str, summary: str) -> Function:
     return Function(
-        name, f"{name}(value [, rows [, default]])", summary, (_ANY, INTEGERS, _ANY), _same, 2, (_TEXT, _INTEGER, None),
+        name, f"{name}(value [, rows [, default]])", summary, (_ANY, INTEGERS, _ANY), _same, 2, (TEXT, INTEGER, None),
         only_window=True,
     )  # fmt: skip
 
 
 _LIST: Final = (
     Function("count", "count(* or value)", "the number of rows, or of values that are not NULL", (_ANY,),
-             _always(_BIGINT), wanted=(_TEXT,)),
+             _always(BIGINT), wanted=(TEXT,)),
     Function("sum", "sum(number)", "the sum; BIGINT of integers", (NUMBERS,), _sum,
-             wanted=(_BIGINT,)),
+             wanted=(BIGINT,)),
     Function("avg", "avg(number)", "the mean; DECIMAL with 16 decimals of integers and DECIMAL", (NUMBERS,), _average,
-             wanted=(_DOUBLE,)),
-    Function("min", "min(value)", "the least value", (_ORDERED,), _same, wanted=(_TEXT,)),
-    Function("max", "max(value)", "the greatest value", (_ORDERED,), _same, wanted=(_TEXT,)),
-    Function("any_value", "any_value(value)", "one of the values that are not NULL", (_ANY,), _same, wanted=(_TEXT,)),
+             wanted=(DOUBLE,)),
+    Function("min", "min(value)", "the least value", (_ORDERED,), _same, wanted=(TEXT,)),
+    Function("max", "max(value)", "the greatest value", (_ORDERED,), _same, wanted=(TEXT,)),
+    Function("any_value", "any_value(value)", "one of the values that are not NULL", (_ANY,), _same, wanted=(TEXT,)),
     Function("string_agg", "string_agg(text, separator)", "the texts, one after the other",
-             (frozenset({Kind.TEXT}),) * 2, _always(_TEXT), wanted=(_TEXT, _TEXT)),
+             (frozenset({Kind.TEXT}),) * 2, _always(TEXT), wanted=(TEXT, TEXT)),
     _truth("bool_and", "true if all are true"),
     _truth("bool_or", "true if one is true"),
     _truth("every", "the same as bool_and"),
@@ -104,26 +98,26 @@ _LIST: Final = (
     _spread("var_samp", "the same"),
     _spread("var_pop", "that of all values"),
     Function("percentile_cont", "percentile_cont(fraction) WITHIN GROUP (ORDER BY number)",
-             "the value at a fraction of the order, between two values if need be", (NUMBERS,), _always(_DOUBLE),
-             wanted=(_DOUBLE,), within=True),
+             "the value at a fraction of the order, between two values if need be", (NUMBERS,), _always(DOUBLE),
+             wanted=(DOUBLE,), within=True),
     Function("percentile_disc", "percentile_disc(fraction) WITHIN GROUP (ORDER BY value)",
-             "the first value at or behind a fraction of the order", (NUMBERS,), _same, wanted=(_DOUBLE,), within=True),
+             "the first value at or behind a fraction of the order", (NUMBERS,), _same, wanted=(DOUBLE,), within=True),
     Function("mode", "mode() WITHIN GROUP (ORDER BY value)", "the most frequent value", (), _same, within=True),
-    _rank("row_number", "the number of the row in its partition, from 1", _BIGINT),
-    _rank("rank", "the rank with gaps", _BIGINT),
-    _rank("dense_rank", "the rank without gaps", _BIGINT),
-    _rank("percent_rank", "the rank between 0 and 1", _DOUBLE),
-    _rank("cume_dist", "the part of the rows up to this one and its equals", _DOUBLE),
+    _rank("row_number", "the number of the row in its partition, from 1", BIGINT),
+    _rank("rank", "the rank with gaps", BIGINT),
+    _rank("dense_rank", "the rank without gaps", BIGINT),
+    _rank("percent_rank", "the rank between 0 and 1", DOUBLE),
+    _rank("cume_dist", "the part of the rows up to this one and its equals", DOUBLE),
     Function("ntile", "ntile(count)", "the number of the part, of as many equal parts", (INTEGERS,),
-             _always(_INTEGER), wanted=(_INTEGER,), only_window=True),
+             _always(INTEGER), wanted=(INTEGER,), only_window=True),
     _shifted("lag", "the value some rows before, 1 if it is not said"),
     _shifted("lead", "the value some rows behind"),
     Function("first_value", "first_value(value)", "the value in the first row of the frame", (_ANY,), _same,
-             wanted=(_TEXT,), only_window=True),
+             wanted=(TEXT,), only_window=True),
     Function("last_value", "last_value(value)", "the value in the last row of the frame", (_ANY,), _same,
-             wanted=(_TEXT,), only_window=True),
+             wanted=(TEXT,), only_window=True),
     Function("nth_value", "nth_value(value, row)", "the value in a row of the frame, from 1", (_ANY, INTEGERS), _same,
-             wanted=(_TEXT, _INTEGER), only_window=True),
+             wanted=(TEXT, INTEGER), only_window=True),
 )  # fmt: skip
 
 AGGREGATES: Final[Mapping[str, Function]] = {each.name: each for each in _LIST}

@@ -12,7 +12,7 @@ from typing import Any, Union
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from topics_service.engine.tables.types import Kind, Type
+from topics_service.engine.tables.types import BOOLEAN, Kind, Type
 
 
 class Side(Enum):
@@ -165,8 +165,7 @@ def children(expression: Expression) -> tuple[Expression, ...]:
 
 def type_of(expression: Expression) -> Type | None:
     """The type of a node: BOOLEAN of those that tell none."""
-    return _BOOLEAN if isinstance(expression, _TESTS) else expression.type
+    return BOOLEAN if isinstance(expression, _TESTS) else expression.type
 
 
-_BOOLEAN = Type(Kind.BOOLEAN)
 _TESTS = (IsNull, IsTruth, InList, Like)

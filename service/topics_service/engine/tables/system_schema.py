@@ -3,47 +3,40 @@
 from collections.abc import Mapping
 from typing import Final
 
-from topics_service.engine.tables.types import Kind, Type
-
-_TEXT: Final = Type(Kind.TEXT)
-_INTEGER: Final = Type(Kind.INTEGER)
-_BIGINT: Final = Type(Kind.BIGINT)
-_BOOLEAN: Final = Type(Kind.BOOLEAN)
-_JSON: Final = Type(Kind.JSON)
-_TIMESTAMP: Final = Type(Kind.TIMESTAMP)
+from topics_service.engine.tables.types import BIGINT, BOOLEAN, INTEGER, JSON, TEXT, TIMESTAMP, Type
 
 SYSTEM_TABLES: Final[Mapping[str, tuple[tuple[str, Type], ...]]] = {
-    "namespaces": (("name", _TEXT), ("placement", _TEXT), ("created_at", _TIMESTAMP)),
+    "namespaces": (("name", TEXT), ("placement", TEXT), ("created_at", TIMESTAMP)),
     "tables": (
-        ("namespace", _TEXT), ("name", _TEXT), ("table_id", _TEXT), ("columns", _INTEGER), ("primary_key", _JSON),
-        ("durability", _TEXT), ("placement", _TEXT), ("schema_version", _INTEGER), ("created_at", _TIMESTAMP),
+        ("namespace", TEXT), ("name", TEXT), ("table_id", TEXT), ("columns", INTEGER), ("primary_key", JSON),
+        ("durability", TEXT), ("placement", TEXT), ("schema_version", INTEGER), ("created_at", TIMESTAMP),
     ),
     "columns": (
-        ("namespace", _TEXT), ("table_name", _TEXT), ("name", _TEXT), ("position", _INTEGER), ("data_type", _TEXT),
-        ("is_nullable", _BOOLEAN), ("is_primary_key", _BOOLEAN), ("column_default", _TEXT),
+        ("namespace", TEXT), ("table_name", TEXT), ("name", TEXT), ("position", INTEGER), ("data_type", TEXT),
+        ("is_nullable", BOOLEAN), ("is_primary_key", BOOLEAN), ("column_default", TEXT),
     ),
     "indexes": (
-        ("namespace", _TEXT), ("table_name", _TEXT), ("name", _TEXT), ("columns", _JSON), ("is_unique", _BOOLEAN),
-        ("is_constraint", _BOOLEAN), ("state", _TEXT),
+        ("namespace", TEXT), ("table_name", TEXT), ("name", TEXT), ("columns", JSON), ("is_unique", BOOLEAN),
+        ("is_constraint", BOOLEAN), ("state", TEXT),
     ),
     "topics": (
-        ("topic_id", _TEXT), ("name", _TEXT), ("alias", _TEXT), ("partitions", _INTEGER),
-        ("retention_seconds", _BIGINT), ("retention_max_bytes", _BIGINT), ("durability", _TEXT),
-        ("created_at", _TIMESTAMP), ("type", _TEXT), ("routes", _JSON),
+        ("topic_id", TEXT), ("name", TEXT), ("alias", TEXT), ("partitions", INTEGER),
+        ("retention_seconds", BIGINT), ("retention_max_bytes", BIGINT), ("durability", TEXT),
+        ("created_at", TIMESTAMP), ("type", TEXT), ("routes", JSON),
     ),
     "topic_routes": (
-        ("topic", _TEXT), ("table_id", _TEXT), ("op", _TEXT), ("payload_mode", _TEXT), ("filter_expr", _TEXT),
-        ("partition_key_expr", _TEXT), ("tombstones", _BOOLEAN), ("matched", _BIGINT), ("evaluated", _BIGINT),
+        ("topic", TEXT), ("table_id", TEXT), ("op", TEXT), ("payload_mode", TEXT), ("filter_expr", TEXT),
+        ("partition_key_expr", TEXT), ("tombstones", BOOLEAN), ("matched", BIGINT), ("evaluated", BIGINT),
     ),
     "topic_offsets": (
-        ("topic_id", _TEXT), ("topic", _TEXT), ("group_id", _TEXT), ("partition_id", _INTEGER),
-        ("last_acked_offset", _BIGINT), ("lag", _BIGINT), ("updated_at", _TIMESTAMP),
+        ("topic_id", TEXT), ("topic", TEXT), ("group_id", TEXT), ("partition_id", INTEGER),
+        ("last_acked_offset", BIGINT), ("lag", BIGINT), ("updated_at", TIMESTAMP),
     ),
     "topic_partitions": (
-        ("topic", _TEXT), ("partition", _INTEGER), ("first_offset", _BIGINT), ("next_offset", _BIGINT),
-        ("count", _BIGINT), ("bytes", _BIGINT),
+        ("topic", TEXT), ("partition", INTEGER), ("first_offset", BIGINT), ("next_offset", BIGINT),
+        ("count", BIGINT), ("bytes", BIGINT),
     ),
-    "users": (("name", _TEXT), ("role", _TEXT), ("prefixes", _JSON), ("is_read_only", _BOOLEAN)),
-    "settings": (("name", _TEXT), ("value", _TEXT), ("description", _TEXT)),
+    "users": (("name", TEXT), ("role", TEXT), ("prefixes", JSON), ("is_read_only", BOOLEAN)),
+    "settings": (("name", TEXT), ("value", TEXT), ("description", TEXT)),
 }  # fmt: skip
 """Columns in the order of `SELECT *`, by the name of the table without `system.`."""

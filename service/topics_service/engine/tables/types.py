@@ -17,6 +17,7 @@ NULL is None in every type.
 
 from decimal import Decimal
 from enum import Enum
+from typing import Final
 
 from msgspec import Struct
 
@@ -56,3 +57,15 @@ class Type(Struct, frozen=True, omit_defaults=True):
         if self.kind is Kind.DECIMAL and self.precision:
             return f"DECIMAL({self.precision}, {self.scale})"
         return f"VARCHAR({self.length})" if self.length else self.kind.value
+
+
+BOOLEAN: Final = Type(Kind.BOOLEAN)
+INTEGER: Final = Type(Kind.INTEGER)
+BIGINT: Final = Type(Kind.BIGINT)
+REAL: Final = Type(Kind.REAL)
+DOUBLE: Final = Type(Kind.DOUBLE)
+DECIMAL: Final = Type(Kind.DECIMAL)
+TEXT: Final = Type(Kind.TEXT)
+JSON: Final = Type(Kind.JSON)
+TIMESTAMP: Final = Type(Kind.TIMESTAMP)
+DATE: Final = Type(Kind.DATE)

@@ -36,7 +36,7 @@ from topics_service.engine.tables.expressions import (
 )
 from topics_service.engine.tables.plans import Order
 from topics_service.engine.tables.selection import number_of
-from topics_service.engine.tables.types import Kind, Type, Value
+from topics_service.engine.tables.types import DECIMAL, Kind, Type, Value
 
 DIVIDED: Final = 16
 """Decimals of a DECIMAL that is divided, or computed by a function, and has no scale of its own."""
@@ -51,7 +51,6 @@ _COMPARISONS: Final = {
     "=": "=", "<>": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">=",
     "is distinct": "IS DISTINCT FROM", "is not distinct": "IS NOT DISTINCT FROM",
 }  # fmt: skip
-_DIVISION: Final = Type(Kind.DECIMAL)
 
 
 class Calls(Protocol):
@@ -338,7 +337,7 @@ class Text:
         return self._call(node)
 
     def _divided(self, total: str, count: str) -> str:
-        division = Binary("/", Column(0, _DIVISION), Column(1, _DIVISION), _DIVISION)
+        division = Binary("/", Column(0, DECIMAL), Column(1, DECIMAL), DECIMAL)
         return f"CAST({self._calls.name(division)}({total}, {count}) AS DECIMAL(38, {DIVIDED}))"
 
     def _is_null(self, node: IsNull) -> str:
