@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Iterator, Sequence
+from decimal import Context as Decimals
 from decimal import Decimal
 from typing import Any
 
@@ -21,6 +22,7 @@ from topics_sql.binding.scope import Context
 from topics_sql.reader import Reader, Statement
 
 MARK = " -- in DuckDB"
+EXACT = Decimals(prec=60)  # the usual one has 28 digits
 FAILURES = {"22003", "22012", "22P02"}
 TABLE = """CREATE TABLE v (id INT PRIMARY KEY, s SMALLINT, i INT, b BIGINT, x DOUBLE, r REAL, m DECIMAL(10, 2),
 n DECIMAL, t TEXT, j JSON, d DATE, at TIMESTAMP, ti TIME, u UUID, o BOOLEAN, y BYTES)"""
@@ -167,7 +169,7 @@ def comparable(value: Any) -> Any:
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else value
     if isinstance(value, Decimal):
-        return value.quantize(Decimal(10) ** -12) if abs(value) < 10**24 else value
+        return value.quantize(Decimal(10) ** -12, context=EXACT) if abs(value) < 10**24 else value
     return value
 
 
