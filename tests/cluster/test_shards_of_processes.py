@@ -30,7 +30,13 @@ def status(cluster: Cluster, node: Node) -> tuple[dict[str, dict[str, object]], 
 
 
 def wait_until_settled(cluster: Cluster) -> None:
-    """Wait until each node has its share, and each shard its follower."""
+    """Wait until each node has its share, and each shard its follower and no other: one of before a move may stay for
+    some seconds."""
+
+    def is_in_place(row: dict[str, object]) -> bool:
+        followers = row["followers"]
+        assert isinstance(followers, list)
+        return bool(row["owner"] and row["epoch"] and len(followers) == 1 and not row["target"])
 
     def is_settled() -> bool:
         node = cluster.running[0]
@@ -39,7 +45,7 @@ def wait_until_settled(cluster: Cluster) -> None:
         return (
             len(nodes) == len(cluster.running)
             and all(least <= int(str(row["owns"])) <= least + 1 for row in nodes.values())
-            and all(row["owner"] and row["epoch"] and row["followers"] and not row["target"] for row in shards.values())
+            and all(is_in_place(row) for row in shards.values())
         )
 
     poll(is_settled, 120, cluster.logs, pause=0.2)

@@ -23,9 +23,9 @@ from topics_proto.v1 import topics_service_pb2 as pb
 from topics_proto.v1 import topics_service_pb2_grpc
 from topics_server.keys import fingerprint
 
-KEY, WRONG = "sekret-right-4711", "sekret-wrong-0815"
+KEY, WRONG = "sekret-right-zqvx", "sekret-wrong-wjkz"
 BASIC = base64.b64encode(f"user:{KEY}".encode()).decode()
-SHOWS = ("sekret", "4711", "0815", BASIC)
+SHOWS = ("sekret", "zqvx", "wjkz", BASIC)
 
 
 @pytest.fixture
