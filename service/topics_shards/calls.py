@@ -14,6 +14,7 @@ from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
+from topics_service.api.sql.live import LiveApi
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchApi
 from topics_shards.checkpoints import CheckpointsApi
@@ -117,6 +118,7 @@ CALLS: Final = (
     ConsumeApi.consume,
     ConsumeApi.ack,
     SqlApi.execute,
+    LiveApi.follow,
     ProcessApi.report,
     ProcessApi.figures,
     ProcessApi.list_topics,

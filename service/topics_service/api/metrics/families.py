@@ -18,6 +18,7 @@ from topics_service.statistics import (
     RequestStatistics,
     ShardStatistics,
     SpaceStatistics,
+    LiveStatistics,
     SqlStatistics,
     TraceStatistics,
 )
@@ -125,6 +126,14 @@ def sql(statistics: SqlStatistics) -> Iterator[Metric]:
     yield counter("sql_rows_read", "Rows in results of SELECT.", statistics.rows_read)
     yield counter("sql_rows_changed", "Rows that were inserted, updated or deleted.", statistics.rows_changed)
     yield counter("sql_analysis_seconds", "Time that analytical queries took.", statistics.analysis_seconds)
+
+
+def live(statistics: LiveStatistics) -> Iterator[Metric]:
+    """The families of live queries."""
+    yield gauge("live_queries", "Live queries that are followed.", statistics.queries)
+    yield counter("live_rows", "Rows in snapshots of live queries.", statistics.rows)
+    yield counter("live_changes", "Changes that live queries were given.", statistics.changes)
+    yield counter("live_gaps", "Snapshots of live queries whose changes were not all there.", statistics.gaps)
 
 
 def requests(

@@ -31,6 +31,8 @@ def _needs(action: plans.Action, table_of: Callable[[int], Table | None]) -> Ite
     match action:
         case plans.Select():
             yield from _reads(action)
+        case plans.Subscribe(select=select):
+            yield from _reads(select)
         case plans.Analysis(tables=tables, system=system):
             yield Capability.SELECT, tuple(table.table_id for table in tables)
             yield from map(_of_system, system)

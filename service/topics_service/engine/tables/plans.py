@@ -116,6 +116,20 @@ class Analysis(Struct, frozen=True):
     why: str
 
 
+class Subscribe(Struct, frozen=True):
+    """A live query: the rows of `select`, which is of one table, and then what changes of them.
+
+    `filter` is the whole condition, of which the access of `select` may have a part. With `last_rows` they come in the
+    order of the primary key from the end.
+    """
+
+    table: Table
+    select: Select
+    filter: Expression | None = None
+    last_rows: int | None = None
+    snapshot: bool = True
+
+
 # ----------------------------------------------------------------------- writing
 
 
@@ -181,6 +195,8 @@ class CreateTable(Struct, frozen=True):
 
     table: Table
     if_not_exists: bool = False
+    changes: bool = False
+    """The table has a log of changes, also while nobody follows it."""
 
 
 class AddColumn(Struct, frozen=True):
@@ -224,6 +240,7 @@ class RenameTable(Struct, frozen=True):
 class SetTableOptions(Struct, frozen=True):
     table: Table
     durability: str
+    changes: bool | None = None
 
 
 class DropTable(Struct, frozen=True):
@@ -381,7 +398,7 @@ Definition = Union[  # noqa: UP007 - a long list
     AddSource, DropSource, SetAlias, SetTopicOptions,
 ]  # fmt: skip
 Action = Union[  # noqa: UP007 - a long list
-    Query, Change, Definition, Consume, Ack, CreateUser, AlterUser, DropUser, Begin, Commit, Rollback, Savepoint,
+    Query, Change, Definition, Subscribe, Consume, Ack, CreateUser, AlterUser, DropUser, Begin, Commit, Rollback, Savepoint,
     RollbackTo, Release, Use, Nothing, Explain,
 ]  # fmt: skip
 

@@ -234,6 +234,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A query needs more memory than the server gives to one. Detail: `sqlstate`, and the place.
     HTTP 413, gRPC RESOURCE_EXHAUSTED.
     """
+    ERROR_REASON_SCHEMA_CHANGED: _ErrorReason.ValueType  # 51
+    """The columns or the name of a table were changed while a live query followed it: the stream ends. Asking again, with
+    the last position, goes on with the table as it is. Detail: `sqlstate`, `table`.
+    HTTP 409, gRPC ABORTED.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Cause of a failed call or stream. The number is used in StreamError, the text everywhere else. A gap in the log
@@ -448,6 +453,11 @@ HTTP 404, gRPC NOT_FOUND.
 ERROR_REASON_QUERY_TOO_LARGE: ErrorReason.ValueType  # 50
 """A query needs more memory than the server gives to one. Detail: `sqlstate`, and the place.
 HTTP 413, gRPC RESOURCE_EXHAUSTED.
+"""
+ERROR_REASON_SCHEMA_CHANGED: ErrorReason.ValueType  # 51
+"""The columns or the name of a table were changed while a live query followed it: the stream ends. Asking again, with
+the last position, goes on with the table as it is. Detail: `sqlstate`, `table`.
+HTTP 409, gRPC ABORTED.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 

@@ -11,7 +11,7 @@ import { file_topics_v1_record } from "./record_pb.js";
  * Describes the file topics/v1/sql.proto.
  */
 export const file_topics_v1_sql = /*@__PURE__*/
-  fileDesc("ChN0b3BpY3MvdjEvc3FsLnByb3RvEgl0b3BpY3MudjEiggEKCFNxbFZhbHVlEhQKCmJvb2xfdmFsdWUYASABKAhIABITCglpbnRfdmFsdWUYAiABKANIABIWCgxkb3VibGVfdmFsdWUYAyABKAFIABIUCgp0ZXh0X3ZhbHVlGAQgASgJSAASFQoLYnl0ZXNfdmFsdWUYBSABKAxIAEIGCgRraW5kIi0KBlNxbFJvdxIjCgZ2YWx1ZXMYASADKAsyEy50b3BpY3MudjEuU3FsVmFsdWUiOwoJU3FsQ29sdW1uEgwKBG5hbWUYASABKAkSEQoJZGF0YV90eXBlGAIgASgJEg0KBWluZGV4GAMgASgNIocBCglTcWxSZXN1bHQSJAoGc2NoZW1hGAEgAygLMhQudG9waWNzLnYxLlNxbENvbHVtbhIfCgRyb3dzGAIgAygLMhEudG9waWNzLnYxLlNxbFJvdxIRCglyb3dfY291bnQYAyABKAQSFAoHbWVzc2FnZRgEIAEoCUgAiAEBQgoKCF9tZXNzYWdlIsACCgxUb3BpY01lc3NhZ2USEAoIdG9waWNfaWQYASABKAkSFAoMcGFydGl0aW9uX2lkGAIgASgNEg4KBm9mZnNldBgDIAEoBBIXCgptZXNzYWdlX2lkGAQgASgJSACIAQESGQoMc291cmNlX3RhYmxlGAUgASgJSAGIAQESJAoCb3AYBiABKA4yEy50b3BpY3MudjEuQ2hhbmdlT3BIAogBARINCgV0c19tcxgHIAEoAxIsCgxwYXlsb2FkX21vZGUYCCABKA4yFi50b3BpY3MudjEuUGF5bG9hZE1vZGUSFAoHcGF5bG9hZBgJIAEoDEgDiAEBEhAKA2tleRgKIAEoCUgEiAEBQg0KC19tZXNzYWdlX2lkQg8KDV9zb3VyY2VfdGFibGVCBQoDX29wQgoKCF9wYXlsb2FkQgYKBF9rZXkiWAoIVG9waWNHYXASEwoLZnJvbV9vZmZzZXQYASABKAQSEQoJdG9fb2Zmc2V0GAIgASgEEiQKBnJlYXNvbhgDIAEoDjIULnRvcGljcy52MS5HYXBSZWFzb24qZwoIQ2hhbmdlT3ASGQoVQ0hBTkdFX09QX1VOU1BFQ0lGSUVEEAASFAoQQ0hBTkdFX09QX0lOU0VSVBABEhQKEENIQU5HRV9PUF9VUERBVEUQAhIUChBDSEFOR0VfT1BfREVMRVRFEAMqbwoLUGF5bG9hZE1vZGUSHAoYUEFZTE9BRF9NT0RFX1VOU1BFQ0lGSUVEEAASFAoQUEFZTE9BRF9NT0RFX0tFWRABEhUKEVBBWUxPQURfTU9ERV9GVUxMEAISFQoRUEFZTE9BRF9NT0RFX0RJRkYQA2IGcHJvdG8z", [file_topics_v1_record]);
+  fileDesc("ChN0b3BpY3MvdjEvc3FsLnByb3RvEgl0b3BpY3MudjEiggEKCFNxbFZhbHVlEhQKCmJvb2xfdmFsdWUYASABKAhIABITCglpbnRfdmFsdWUYAiABKANIABIWCgxkb3VibGVfdmFsdWUYAyABKAFIABIUCgp0ZXh0X3ZhbHVlGAQgASgJSAASFQoLYnl0ZXNfdmFsdWUYBSABKAxIAEIGCgRraW5kIi0KBlNxbFJvdxIjCgZ2YWx1ZXMYASADKAsyEy50b3BpY3MudjEuU3FsVmFsdWUiOwoJU3FsQ29sdW1uEgwKBG5hbWUYASABKAkSEQoJZGF0YV90eXBlGAIgASgJEg0KBWluZGV4GAMgASgNIocBCglTcWxSZXN1bHQSJAoGc2NoZW1hGAEgAygLMhQudG9waWNzLnYxLlNxbENvbHVtbhIfCgRyb3dzGAIgAygLMhEudG9waWNzLnYxLlNxbFJvdxIRCglyb3dfY291bnQYAyABKAQSFAoHbWVzc2FnZRgEIAEoCUgAiAEBQgoKCF9tZXNzYWdlIsACCgxUb3BpY01lc3NhZ2USEAoIdG9waWNfaWQYASABKAkSFAoMcGFydGl0aW9uX2lkGAIgASgNEg4KBm9mZnNldBgDIAEoBBIXCgptZXNzYWdlX2lkGAQgASgJSACIAQESGQoMc291cmNlX3RhYmxlGAUgASgJSAGIAQESJAoCb3AYBiABKA4yEy50b3BpY3MudjEuQ2hhbmdlT3BIAogBARINCgV0c19tcxgHIAEoAxIsCgxwYXlsb2FkX21vZGUYCCABKA4yFi50b3BpY3MudjEuUGF5bG9hZE1vZGUSFAoHcGF5bG9hZBgJIAEoDEgDiAEBEhAKA2tleRgKIAEoCUgEiAEBQg0KC19tZXNzYWdlX2lkQg8KDV9zb3VyY2VfdGFibGVCBQoDX29wQgoKCF9wYXlsb2FkQgYKBF9rZXkiWAoIVG9waWNHYXASEwoLZnJvbV9vZmZzZXQYASABKAQSEQoJdG9fb2Zmc2V0GAIgASgEEiQKBnJlYXNvbhgDIAEoDjIULnRvcGljcy52MS5HYXBSZWFzb24iMgoKTGl2ZU9wZW5lZBIkCgZzY2hlbWEYASADKAsyFC50b3BpY3MudjEuU3FsQ29sdW1uIlMKDExpdmVTbmFwc2hvdBIfCgRyb3dzGAEgAygLMhEudG9waWNzLnYxLlNxbFJvdxIVCghwb3NpdGlvbhgCIAEoCUgAiAEBQgsKCV9wb3NpdGlvbiIgCgxMaXZlQ2F1Z2h0VXASEAoIcG9zaXRpb24YASABKAkimQEKCkxpdmVDaGFuZ2USHwoCb3AYASABKA4yEy50b3BpY3MudjEuQ2hhbmdlT3ASIwoDcm93GAIgASgLMhEudG9waWNzLnYxLlNxbFJvd0gAiAEBEiMKA29sZBgDIAEoCzIRLnRvcGljcy52MS5TcWxSb3dIAYgBARIQCghwb3NpdGlvbhgEIAEoCUIGCgRfcm93QgYKBF9vbGQiNQoLTGl2ZUNoYW5nZXMSJgoHY2hhbmdlcxgBIAMoCzIVLnRvcGljcy52MS5MaXZlQ2hhbmdlIkUKB0xpdmVHYXASFQoNZnJvbV9wb3NpdGlvbhgBIAEoCRITCgt0b19wb3NpdGlvbhgCIAEoCRIOCgZyZWFzb24YAyABKAkqZwoIQ2hhbmdlT3ASGQoVQ0hBTkdFX09QX1VOU1BFQ0lGSUVEEAASFAoQQ0hBTkdFX09QX0lOU0VSVBABEhQKEENIQU5HRV9PUF9VUERBVEUQAhIUChBDSEFOR0VfT1BfREVMRVRFEAMqbwoLUGF5bG9hZE1vZGUSHAoYUEFZTE9BRF9NT0RFX1VOU1BFQ0lGSUVEEAASFAoQUEFZTE9BRF9NT0RFX0tFWRABEhUKEVBBWUxPQURfTU9ERV9GVUxMEAISFQoRUEFZTE9BRF9NT0RFX0RJRkYQA2IGcHJvdG8z", [file_topics_v1_record]);
 
 /**
  * Describes the message topics.v1.SqlValue.
@@ -54,6 +54,48 @@ export const TopicMessageSchema = /*@__PURE__*/
  */
 export const TopicGapSchema = /*@__PURE__*/
   messageDesc(file_topics_v1_sql, 5);
+
+/**
+ * Describes the message topics.v1.LiveOpened.
+ * Use `create(LiveOpenedSchema)` to create a new message.
+ */
+export const LiveOpenedSchema = /*@__PURE__*/
+  messageDesc(file_topics_v1_sql, 6);
+
+/**
+ * Describes the message topics.v1.LiveSnapshot.
+ * Use `create(LiveSnapshotSchema)` to create a new message.
+ */
+export const LiveSnapshotSchema = /*@__PURE__*/
+  messageDesc(file_topics_v1_sql, 7);
+
+/**
+ * Describes the message topics.v1.LiveCaughtUp.
+ * Use `create(LiveCaughtUpSchema)` to create a new message.
+ */
+export const LiveCaughtUpSchema = /*@__PURE__*/
+  messageDesc(file_topics_v1_sql, 8);
+
+/**
+ * Describes the message topics.v1.LiveChange.
+ * Use `create(LiveChangeSchema)` to create a new message.
+ */
+export const LiveChangeSchema = /*@__PURE__*/
+  messageDesc(file_topics_v1_sql, 9);
+
+/**
+ * Describes the message topics.v1.LiveChanges.
+ * Use `create(LiveChangesSchema)` to create a new message.
+ */
+export const LiveChangesSchema = /*@__PURE__*/
+  messageDesc(file_topics_v1_sql, 10);
+
+/**
+ * Describes the message topics.v1.LiveGap.
+ * Use `create(LiveGapSchema)` to create a new message.
+ */
+export const LiveGapSchema = /*@__PURE__*/
+  messageDesc(file_topics_v1_sql, 11);
 
 /**
  * Describes the enum topics.v1.ChangeOp.
