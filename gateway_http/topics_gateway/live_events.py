@@ -140,5 +140,3 @@ def _encoder(frames: LiveFrames) -> Callable[[LiveFrame | TopicsError], bytes]:
         return b"".join([sse.event(name, text) for name, text in frames.events(frame)])
 
     return encoder
-
-

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from support.http import Api, fresh, ok
-from support.live import Follower, Fold, GrpcFrames, Source, SseFrames
+from support.live import Fold, Follower, GrpcFrames, Source, SseFrames
 from support.server import ServerProcess
 from support.sql import Sql, error_of
 
@@ -83,7 +83,7 @@ def test_reading_goes_on_behind_each_position(sql: Sql, table: str, follow: Open
     for at, (name, data) in enumerate(frames):
         if name in ("snapshot", "caught-up", "change"):
             behind = [data for name, data in frames[at + 1 :] if name == "change"]
-            with Follower(follow(f"SUBSCRIBE TO {table}", data["position"])) as again:
+            with Follower(follow(f"SUBSCRIBE TO {table}", data["position"]), folds=False) as again:
                 again.wait("caught-up")
                 assert [data for name, data in again.frames if name == "change"] == behind
                 assert "snapshot" not in dict(again.frames)
@@ -106,7 +106,7 @@ def test_last_rows_and_no_snapshot(sql: Sql, table: str, follow: Open) -> None:
     sql.run(f"INSERT INTO {table} (id, paid) VALUES ($1, true)", param_rows=[[number] for number in range(1200)])
     with Follower(follow(f"SUBSCRIBE TO (SELECT id FROM {table} WHERE paid) OPTIONS (last_rows = 3)")) as live:
         assert [row["id"] for row in live.wait("snapshot")["rows"]] == [1197, 1198, 1199]
-    with Follower(follow(f"SUBSCRIBE TO {table} OPTIONS (snapshot = false)")) as live:
+    with Follower(follow(f"SUBSCRIBE TO {table} OPTIONS (snapshot = false)"), folds=False) as live:
         live.wait("caught-up")
         assert [name for name, _ in live.frames] == ["caught-up"]
         sql.run(f"DELETE FROM {table} WHERE id = 7")
@@ -129,7 +129,7 @@ def test_a_change_of_the_schema_ends_it_and_reading_goes_on(sql: Sql, table: str
         sql.run(f"ALTER TABLE {table} ADD COLUMN city TEXT DEFAULT 'x'")
         sql.run(f"INSERT INTO {table} (id, city) VALUES (3, 'y')")
         assert live.wait("error")["code"] in ("schema_changed", "ABORTED")
-    with Follower(follow(f"SUBSCRIBE TO {table}", position)) as live:
+    with Follower(follow(f"SUBSCRIBE TO {table}", position), folds=False) as live:
         assert [live.wait("change", count)["row"]["city"] for count in (1, 2)] == ["x", "y"]
 
 

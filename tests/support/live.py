@@ -144,11 +144,12 @@ class GrpcFrames:
 
 
 class Follower:
-    """Reads a source on a thread and folds its frames."""
+    """Reads a source on a thread and folds its frames; those behind a position need the fold up to there."""
 
-    def __init__(self, source: Source, fold: Fold | None = None) -> None:
+    def __init__(self, source: Source, fold: Fold | None = None, *, folds: bool = True) -> None:
         self.frames: list[Frame] = []
         self.fold = fold or Fold()
+        self._folds = folds
         self.failure: BaseException | None = None
         self._source = source
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -158,7 +159,8 @@ class Follower:
         try:
             for frame in self._source:
                 self.frames.append(frame)
-                self.fold.take(frame)
+                if self._folds:
+                    self.fold.take(frame)
         except (httpx.HTTPError, grpc.RpcError, ValueError):
             pass  # the server or the test ended it
         except BaseException as error:

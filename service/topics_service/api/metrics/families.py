@@ -13,12 +13,12 @@ from topics_service.statistics import (
     CheckpointStatistics,
     Histogram,
     KafkaStatistics,
+    LiveStatistics,
     NodeStatistics,
     PostgresStatistics,
     RequestStatistics,
     ShardStatistics,
     SpaceStatistics,
-    LiveStatistics,
     SqlStatistics,
     TraceStatistics,
 )

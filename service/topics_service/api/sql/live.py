@@ -114,8 +114,10 @@ class LiveApi:
         await self._settle(self._admit().tables.catalog.ticket)  # the newest definitions are those that readers see
         is_long = len(request.sql) > MAX_TEXT
         try:
-            plan, parameters = await asyncio.to_thread(self._planned, request, principal) if is_long else self._planned(
-                request, principal
+            plan, parameters = (
+                await asyncio.to_thread(self._planned, request, principal)
+                if is_long
+                else self._planned(request, principal)
             )
         except TopicsError as error:
             raise placed(error) from None
@@ -146,7 +148,9 @@ class LiveApi:
             raise placed(error, 0, script.statements[0].place) from None
         if not isinstance(plan.action, plans.Subscribe):
             raise placed(
-                sql_error(Reason.UNSUPPORTED_SQL, "a live query is SELECT or SUBSCRIBE TO"), 0, script.statements[0].place
+                sql_error(Reason.UNSUPPORTED_SQL, "a live query is SELECT or SUBSCRIBE TO"),
+                0,
+                script.statements[0].place,
             )
         rights.check(plan.action, principal, self._admit().tables.newest.tables.get)
         return plan.action, one_row(request.params or (), plan.parameters, exactly=True)

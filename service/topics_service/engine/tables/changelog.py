@@ -147,7 +147,7 @@ class ChangeLog:
             self.first = self.last + 1
             return
         self.first, self.begin = keys.read_u64(oldest[0], 16), _before(oldest[1])
-        entry = _entry(*newest)
+        entry = read_entry(*newest)
         self.last = self.shown = entry.last
         self.end = _before(newest[1]) + len(newest[1])
 
@@ -192,7 +192,7 @@ class ChangeLog:
         found = self._store.floor(Family.ROWS, self.prefix + keys.u64(wanted))
         if found is None or not found[0].startswith(self.prefix):
             raise CorruptRowError(f"change {wanted} of table {self.table} is missing")
-        entry = _entry(*found)
+        entry = read_entry(*found)
         if entry.last < wanted:
             raise CorruptRowError(f"change {wanted} of table {self.table} is missing")
         return self._part(entry, wanted)
@@ -213,7 +213,7 @@ class ChangeLog:
             found = self._store.floor(Family.ROWS, self.prefix + keys.u64(middle))
             assert found is not None, "the oldest entry is before it"
             if self.end - _before(found[1]) > most:
-                low = _entry(*found).last + 1
+                low = read_entry(*found).last + 1
             else:
                 high = min(middle, keys.read_u64(found[0], 16))
         return min(low, self.last + 1)
@@ -251,7 +251,7 @@ class ChangeLogs:
         self._random = random
 
     def load(self, tables: Iterable[int]) -> None:
-        """Take over the rows in the store, of these tables. Raises StoreOpenError, naming the row, for a damaged one."""
+        """Take over the rows in the store, of these tables. Raises StoreOpenError for a damaged one."""
         known = frozenset(tables)
         for key, value in self._writer.store.scan(Family.TABLES, *keys.prefix_range(CHANGE_ROWS)):
             try:
@@ -271,7 +271,9 @@ class ChangeLogs:
 
     # ------------------------------------------------------------------ commits
 
-    def stage(self, tx: Transaction, rows: Mapping[bytes, bytes | None], before: Mapping[bytes, bytes | None]) -> "Staged":
+    def stage(
+        self, tx: Transaction, rows: Mapping[bytes, bytes | None], before: Mapping[bytes, bytes | None]
+    ) -> "Staged":
         """Stage the changes of a commit, by the keys of rows: `before` has what is in the store of those."""
         staged = Staged()
         changes: dict[int, list[Change]] = {}
@@ -327,7 +329,7 @@ class ChangeLogs:
         """Stage the log of a table, or whether it is kept without followers."""
         log = self.logs.get(table)
         if log is None:
-            state = State(is_kept, ((self._random(_LIFE_BYTES), 1),))
+            state = new_state(self._random, is_kept=is_kept)
             log = ChangeLog(self._writer, self._clock, table, state)
             log.is_written = True
         else:
@@ -438,6 +440,11 @@ class _End(NamedTuple):
         """See Change."""
 
 
+def new_state(random: Callable[[int], bytes], *, is_kept: bool) -> State:
+    """The state of a log without changes."""
+    return State(is_kept, ((random(_LIFE_BYTES), 1),))
+
+
 def write_state(state: State) -> bytes:
     """The row of a log."""
     return _VERSION + _encode_state(state)
@@ -478,7 +485,7 @@ def _before(value: bytes) -> int:
     return keys.read_u64(value, 1)
 
 
-def _entry(key: bytes, value: bytes) -> Entry:
+def read_entry(key: bytes, value: bytes) -> Entry:
     """Read an entry. Raises CorruptRowError."""
     _before(value)
     try:
@@ -488,5 +495,3 @@ def _entry(key: bytes, value: bytes) -> Entry:
     if len(key) != 24 or not changes:
         raise CorruptRowError("an entry of a change log is damaged")
     return Entry(keys.read_u64(key, 16), changes)
-
-

@@ -398,8 +398,8 @@ Definition = Union[  # noqa: UP007 - a long list
     AddSource, DropSource, SetAlias, SetTopicOptions,
 ]  # fmt: skip
 Action = Union[  # noqa: UP007 - a long list
-    Query, Change, Definition, Subscribe, Consume, Ack, CreateUser, AlterUser, DropUser, Begin, Commit, Rollback, Savepoint,
-    RollbackTo, Release, Use, Nothing, Explain,
+    Query, Change, Definition, Subscribe, Consume, Ack, CreateUser, AlterUser, DropUser, Begin, Commit, Rollback,
+    Savepoint, RollbackTo, Release, Use, Nothing, Explain,
 ]  # fmt: skip
 
 
