@@ -1,5 +1,10 @@
-"""A server with the PostgreSQL protocol, for the tests of a module, and a namespace for each test."""
+"""A server with the PostgreSQL protocol, for the tests of a module, and a namespace for each test.
 
+`TOPICS_POSTGRES_PROCESSES=2` runs the suites against a server with that number of processes, `TOPICS_POSTGRES_NODES=3`
+against nodes of a cluster with eight shards, of which one that does not run SQL is asked.
+"""
+
+import os
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -9,12 +14,14 @@ import pytest
 
 from support.server import ServerProcess
 
+PROCESSES = os.environ.get("TOPICS_POSTGRES_PROCESSES", "")
 _NUMBERS = count(1)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("postgres"), postgres=True) as running:
+    env = {"TOPICS_PROCESSES": PROCESSES} if PROCESSES else {}
+    with ServerProcess(tmp_path_factory.mktemp("postgres"), postgres=True, env=env) as running:
         yield running
 
 

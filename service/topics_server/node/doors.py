@@ -18,8 +18,9 @@ from topics_cluster.forward_kafka import Splice, node_id
 from topics_kafka.handlers import Answer, Context, Handler, ServerContext
 from topics_kafka.listener import KafkaServer
 from topics_kafka.protocol import Message
+from topics_postgres.listener import PostgresServer
 from topics_server.interceptors import Make
-from topics_server.listeners import Served, kafka_server
+from topics_server.listeners import Served, announce_postgres, kafka_server, start_postgres
 from topics_server.node import positions
 from topics_server.node.gate import LostShardError
 from topics_server.node.place import Place
@@ -207,6 +208,34 @@ class KafkaDoor:
             await server.stop(seconds)
         if passing is not None:
             await passing.stop()
+
+
+class PostgresDoor:
+    """The PostgreSQL port of a node."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        self._server: PostgresServer | None = None
+
+    @property
+    def port(self) -> int:
+        """The port; 0 if there is none."""
+        sock = self._resources.pg_socket
+        return 0 if sock is None else int(sock.getsockname()[1])
+
+    async def serve_shards(self, served: Served) -> None:
+        """Serve it here for good, on all shards, and announce it. Raises StartError."""
+        sock = self._resources.pg_socket
+        if sock is not None:
+            self._server = await start_postgres(self._resources, served, sock.dup())
+            announce_postgres(self._resources.settings, self.port)
+
+    async def close(self, seconds: float) -> None:
+        """Accept no more connections, and close those that are left after `seconds`."""
+        if self._server is not None:
+            await self._server.stop(seconds)
+        if self._resources.pg_socket is not None:
+            self._resources.pg_socket.close()
 
 
 def _sole(term: Term) -> SoleTerm:

@@ -31,7 +31,7 @@ from topics_server.listeners import announce, announce_kafka, gateway_settings, 
 from topics_server.node.admin import NodeAdmin
 from topics_server.node.bulk import NodeBulk, bulk_reader
 from topics_server.node.composition import NodeComposition
-from topics_server.node.doors import GrpcDoor, HttpDoor, KafkaDoor, broker_id
+from topics_server.node.doors import GrpcDoor, HttpDoor, KafkaDoor, PostgresDoor, broker_id
 from topics_server.node.links import PeerTls, read_secrets
 from topics_server.node.peers import PeerHandlers, is_refused
 from topics_server.node.polls import Polls
@@ -181,6 +181,7 @@ class _Running:
             resources,
             lambda sock: Splice(sock, self.shards[0].place.owner, max_connections=settings.kafka_max_connections),
         )
+        self.postgres = PostgresDoor(resources)
         self.shards = Shards(
             parts, make_term=self._make_term, connections=self.kafka, set_serving=self._grpc.set_serving
         )
@@ -205,8 +206,8 @@ class _Running:
 
     @property
     def pg_port(self) -> int:
-        """See Ports: nodes have none."""
-        return 0
+        """The port of PostgreSQL; 0 if there is none."""
+        return self.postgres.port
 
     @property
     def is_ready(self) -> bool:
@@ -283,6 +284,7 @@ class _Running:
         self._tasks = [background.start(self._measure(session))]
         if self._composition is not None:
             self._serve_shards(self._composition)
+            await self.postgres.serve_shards(self._composition)
         log.info("node %s of the cluster %s at %s", me.name, settings.cluster, me.addresses.grpc)
 
     def _addresses(self, host: str) -> Addresses:
@@ -529,7 +531,7 @@ class _Running:
             with contextlib.suppress(CoordinatorError):
                 await self._session.close()
         seconds = self._settings.drain_seconds
-        stops = [self._grpc.stop(seconds), self.kafka.close(seconds)]
+        stops = [self._grpc.stop(seconds), self.kafka.close(seconds), self.postgres.close(seconds)]
         if self._http is not None:
             stops.append(self._http.stop(seconds))
         await asyncio.gather(*stops)
