@@ -38,8 +38,8 @@ from topics_service.engine.errors import TopicsError
 _MAX_MESSAGE_BYTES = (1 << 31) - 1  # gRPC's own limit
 
 
-class Served(Protocol):
-    """Parts of a server that its listeners lead to; a Core has them."""
+class ServedSessions(Protocol):
+    """The parts of a server that PostgreSQL's listener leads to."""
 
     @property
     def api(self) -> Topics:
@@ -50,6 +50,14 @@ class Served(Protocol):
     def authorizer(self) -> Authorizer:
         """The credentials of callers."""
         ...
+
+    def postgres(self) -> SessionParts:
+        """The sessions of SQL."""
+        ...
+
+
+class Served(ServedSessions, Protocol):
+    """Parts of a server that its listeners lead to; a Core has them."""
 
     @property
     def audit(self) -> AuditLog | None:
@@ -63,10 +71,6 @@ class Served(Protocol):
 
     async def kafka(self) -> TopicsApi | KafkaShards:
         """The calls of Kafka, once they can be served."""
-        ...
-
-    def postgres(self) -> SessionParts:
-        """The sessions of PostgreSQL's listener."""
         ...
 
     def drain(self) -> None:
@@ -175,7 +179,7 @@ async def start_grpc(port: GrpcPort, settings: Settings, calls: Calls) -> int:
         raise StartError(f"can't listen on {where} for gRPC: {explain(error, 'TOPICS_GRPC_PORT')}") from error
 
 
-async def start_postgres(resources: Resources, served: Served, sock: socket.socket) -> PostgresServer:
+async def start_postgres(resources: Resources, served: ServedSessions, sock: socket.socket) -> PostgresServer:
     """Listen for PostgreSQL on `sock`. Raises StartError."""
     tls, metrics, parts = resources.certificates.common, served.api.metrics, served.postgres()
     server = PostgresServer(

@@ -6,23 +6,48 @@ against nodes of a cluster with eight shards, of which one that does not run SQL
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from support.cluster import Cluster
+from support.etcd import Etcd
+from support.s3 import S3
 from support.server import ServerProcess
 
+NODES = int(os.environ.get("TOPICS_POSTGRES_NODES", "0"))
 PROCESSES = os.environ.get("TOPICS_POSTGRES_PROCESSES", "")
 _NUMBERS = count(1)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("postgres")
+    if NODES:
+        with cluster(folder) as node:
+            yield node
+        return
     env = {"TOPICS_PROCESSES": PROCESSES} if PROCESSES else {}
-    with ServerProcess(tmp_path_factory.mktemp("postgres"), postgres=True, env=env) as running:
+    with ServerProcess(folder, postgres=True, env=env) as running:
         yield running
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[ServerProcess]:
+    """A node of a cluster that does not run SQL."""
+    with (
+        S3(folder / "s3") as s3,
+        Etcd(folder / "etcd") as etcd,
+        Cluster(
+            folder / "nodes", etcd.address, s3.bucket(), s3.environment, nodes=NODES, shards=8, postgres=True
+        ) as nodes,
+    ):
+        nodes.wait_until_spread()
+        yield next(node for node in nodes.nodes if node is not nodes.owner())
 
 
 @pytest.fixture
