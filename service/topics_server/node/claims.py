@@ -72,7 +72,9 @@ class Claims:
                 found = (await self._coordinator.view()).owners.get(self._shard)
                 if found is None or found.node != self._me.name:
                     raise LostShardError(f"the node {found.node if found else '?'} has claimed it")
-                return False
+                # A claim of this node that it does not know of: the answer to it was lost, or it could not be removed.
+                if not await self._session.claim(self._shard, found, owner):
+                    return False
             await gate.trust()
         except (CoordinatorError, TopicsError) as error:
             log.warning("can't renew the claim of shard %d, trying again: %s", self._shard, error)
