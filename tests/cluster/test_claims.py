@@ -1,4 +1,4 @@
-"""Claims on a shard by a node that does not know all of its own."""
+"""Claims on a shard by a node that has an older one."""
 
 import asyncio
 
@@ -28,10 +28,12 @@ async def _claims(coordinator: Coordinator) -> tuple[Claims, Session]:
     return Claims(0, ONE, coordinator=coordinator, session=session, views=Views()), session
 
 
-async def test_a_claim_whose_answer_was_lost_does_not_keep_a_node_from_announcing() -> None:
+async def test_an_older_claim_does_not_keep_a_node_from_announcing_itself() -> None:
+    """The node saw the fence that an owner had put for it, and claimed the shard with that epoch, when another node had
+    fenced the log already: it owns the shard in a later epoch."""
     coordinator = MemoryCoordinator(MemoryEntries())
     claims, session = await _claims(coordinator)
-    assert await session.claim(0, None, owner("one", 3))  # of a takeover that failed, when etcd could not be told
+    assert await session.claim(0, None, owner("one", 3))
     gate = _Gate()
     async with asyncio.timeout(10):
         assert await claims.announce(claims.mine(5), gate, claims.mine())  # type: ignore[arg-type]

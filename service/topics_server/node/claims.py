@@ -72,7 +72,7 @@ class Claims:
                 found = (await self._coordinator.view()).owners.get(self._shard)
                 if found is None or found.node != self._me.name:
                     raise LostShardError(f"the node {found.node if found else '?'} has claimed it")
-                # A claim of this node that it does not know of: the answer to it was lost, or it could not be removed.
+                # An older claim of this node: it was given the shard, and another one had fenced it before it saw that.
                 if not await self._session.claim(self._shard, found, owner):
                     return False
             await gate.trust()
