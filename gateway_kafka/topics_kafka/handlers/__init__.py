@@ -139,7 +139,7 @@ class ServerContext:
     shares: "WeakValueDictionary[str, Share]" = field(default_factory=WeakValueDictionary)
     """By `key_id`, while a connection has them."""
     mock_key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
-    """What the salts of users that are not there are made from, for SCRAM."""
+    """Secret from which the salts of users that are not there are made, for SCRAM."""
     waiting: int = 0
     """Number of partitions that fetches wait for; one that is named repeatedly counts each time."""
 
