@@ -158,6 +158,8 @@ class Insert(Struct, frozen=True):
     select: Query | None
     conflict: Conflict | None
     returning: tuple[Item, ...]
+    ctes: tuple[With, ...] = ()
+    recursive: bool = False
 
 
 class Update(Struct, frozen=True):
@@ -166,6 +168,10 @@ class Update(Struct, frozen=True):
     assignments: tuple[Assignment, ...]
     where: Tree | None
     returning: tuple[Item, ...]
+    source: FromItem | None = None
+    """The rows of FROM."""
+    ctes: tuple[With, ...] = ()
+    recursive: bool = False
 
 
 class Delete(Struct, frozen=True):
@@ -173,6 +179,10 @@ class Delete(Struct, frozen=True):
     table: From
     where: Tree | None
     returning: tuple[Item, ...]
+    source: FromItem | None = None
+    """The rows of USING."""
+    ctes: tuple[With, ...] = ()
+    recursive: bool = False
 
 
 # ------------------------------------------------------------- tables and namespaces

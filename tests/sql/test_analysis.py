@@ -293,9 +293,3 @@ async def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPa
     assert "[analytics]" in str(error)
     assert await executor.run("SELECT count(*) FROM o") == [[3]]
     await executor.__aexit__()
-
-
-async def test_within_a_transaction_it_is_refused() -> None:
-    executor = await made()
-    await executor.refused(Reason.UNSUPPORTED_SQL, "BEGIN; SELECT sum(id) FROM o; COMMIT")
-    await executor.__aexit__()

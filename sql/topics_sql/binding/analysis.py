@@ -1,5 +1,6 @@
 """Plans of queries for the analytical engine."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -57,6 +58,8 @@ class Planner:
         self.uses: dict[int, set[int]] = {}
         """The columns from around it that a subquery uses, by its number."""
         self.tables: dict[int, Table] = {}
+        self.times: Counter[int] = Counter()
+        """The times that a table is named, by its number."""
         self.system: dict[str, None] = {}
         self.keys: dict[int, tuple[Table, frozenset[int]]] = {}
         """By the number of a column: its table, and the numbers of the primary key there."""
@@ -72,7 +75,7 @@ class Planner:
 
     def query(self, tree: syntax.Query, scope: Scope) -> Query:
         """Plan a query. `scope` is its own, and empty but for what is around it."""
-        named = tuple(self._named(each, scope, recursive=tree.recursive) for each in tree.ctes)
+        named = self.named(tree.ctes, scope, recursive=tree.recursive)
         body: Core | Constants | Combined
         order: tuple[Order, ...] | None = None
         if isinstance(tree, syntax.Select):
@@ -90,6 +93,16 @@ class Planner:
         limit = None if tree.limit is None else alone.whole_number(tree.limit, "LIMIT")
         offset = None if tree.offset is None else alone.whole_number(tree.offset, "OFFSET")
         return Query(body, outputs, order, limit, offset, named)
+
+    def named(self, ctes: Sequence[syntax.With], scope: Scope, *, recursive: bool) -> tuple[Named, ...]:
+        """Plan the queries of WITH, which `scope` sees from here on."""
+        return tuple(self._named(each, scope, recursive=recursive) for each in ctes)
+
+    def finished(self, query: Query, why: str, *, target: int | None = None) -> Analysis:
+        """The plan of a query with all that it needs. `target` is the table whose rows it finds for a change."""
+        tables = tuple(self.tables.values())
+        read = tuple(number for number, times in self.times.items() if times > 1 or number != target)
+        return Analysis(query, query.outputs, tuple(self.inner), tables, tuple(self.system), why, read)
 
     def _named(self, tree: syntax.With, scope: Scope, *, recursive: bool) -> Named:
         number = self.number()
@@ -338,6 +351,7 @@ class Planner:
             self.context.refuse_reserved(full.namespace, at)
         table = self.context.find_table(item.name)
         self.tables[table.number] = table
+        self.times[table.number] += 1
         columns = [(column.name, self.number(), column.type) for column in table.columns]
         ids = [column.id for column in table.columns]
         numbers = dict(zip(ids, (each[1] for each in columns), strict=True))
@@ -527,7 +541,4 @@ def _number_of(output: Output) -> int:
 def analysis(context: Context, tree: syntax.Query, why: str) -> Analysis:
     """Plan a query for the analytical engine. Raises the errors of names and types, with their places."""
     planner = Planner(context)
-    query = planner.query(tree, Scope())
-    return Analysis(
-        query, query.outputs, tuple(planner.inner), tuple(planner.tables.values()), tuple(planner.system), why
-    )
+    return planner.finished(planner.query(tree, Scope()), why)

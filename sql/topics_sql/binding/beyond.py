@@ -71,6 +71,11 @@ def beyond_expression(tree: Tree | None) -> str | None:
     return None
 
 
+def has_names(tree: Tree) -> bool:
+    """Return whether an expression names columns."""
+    return any(isinstance(node, syntax.Name) for node in _nodes(tree))
+
+
 def _nodes(tree: Tree | None) -> Iterator[object]:
     stack: list[object] = [tree]
     while stack:

@@ -53,6 +53,8 @@ class Expressions:
     ) -> None:
         self.context = context
         self.relations = relations
+        self.inner: Callable[[Tree], Expression] | None = None
+        """Binds queries in the place of values; None where they are refused."""
         self._volatile = volatile
         self._parameters = parameters
 
@@ -275,7 +277,9 @@ class Expressions:
         return Call(name, tuple(arguments), found.result)
 
     def subquery(self, tree: syntax.Subquery | syntax.Exists | syntax.InQuery | syntax.Quantified) -> Expression:
-        """Refuse a query in the place of a value."""
+        """Bind a query in the place of a value, where there may be one."""
+        if self.inner is not None:
+            return self.inner(tree)
         raise self.context.refuse(tree.query.at, "subqueries are not supported here", Reason.UNSUPPORTED_SQL)
 
     # --------------------------------------------------------------------- typing

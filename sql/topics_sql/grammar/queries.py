@@ -39,7 +39,12 @@ def query(cursor: Cursor) -> Query:
     """Read a query with what stands before and behind it: WITH, ORDER BY, LIMIT."""
     descend(cursor)
     at = cursor.at
-    ctes, recursive = _with(cursor)
+    ctes, recursive = with_clause(cursor)
+    return query_behind(cursor, at, ctes, recursive=recursive)
+
+
+def query_behind(cursor: Cursor, at: int, ctes: tuple[With, ...], *, recursive: bool) -> Query:
+    """Read the query behind a WITH that was read."""
     body = _combined(cursor)
     order = order_by(cursor)
     limit, offset = _limits(cursor)
@@ -53,7 +58,8 @@ def query(cursor: Cursor) -> Query:
     return replace(body, order=order, limit=limit, offset=offset, ctes=ctes, recursive=recursive)
 
 
-def _with(cursor: Cursor) -> tuple[tuple[With, ...], bool]:
+def with_clause(cursor: Cursor) -> tuple[tuple[With, ...], bool]:
+    """Read WITH, if it comes next."""
     if not cursor.take("with"):
         return (), False
     recursive = cursor.take("recursive")
