@@ -208,9 +208,7 @@ def _assignments(
     return list(found.items())
 
 
-def _target_column(
-    context: Context, table: Table, name: syntax.ColumnName, known: Mapping[int, Any]
-) -> ColumnSchema:
+def _target_column(context: Context, table: Table, name: syntax.ColumnName, known: Mapping[int, Any]) -> ColumnSchema:
     """The column that an assignment is about, none of those that are known."""
     column = find_column(context, table, name)
     if column.id in known:

@@ -57,7 +57,10 @@ class OptimisticTransaction(TableTransaction):
 
     def validate(self) -> Generator[None, None, None]:
         """Check in slices that no other commit has changed what this transaction changes: the rows, the holders of
-        unique keys, the definitions and routes of its tables, and the tables that its changes were computed from. Raises `transaction_error` (40001)."""
+        unique keys, the definitions and routes of its tables, and the tables that its changes were computed from.
+
+        Raises `transaction_error` (40001).
+        """
         self._check()
         self._tables.opened(self)  # upkeep and definitions wait
         changed = set()
