@@ -42,6 +42,9 @@ from topics_sql.trees import (
     InQuery as InQuery,
 )
 from topics_sql.trees import (
+    Interval as Interval,
+)
+from topics_sql.trees import (
     Is as Is,
 )
 from topics_sql.trees import (
@@ -82,6 +85,9 @@ from topics_sql.trees import (
 )
 from topics_sql.trees import (
     Select as Select,
+)
+from topics_sql.trees import (
+    Series as Series,
 )
 from topics_sql.trees import (
     Subquery as Subquery,

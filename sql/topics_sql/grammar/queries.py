@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from topics_sql.grammar.cursor import RESERVED, Cursor
 from topics_sql.grammar.expressions import begins_query, descend, expression, order_by
+from topics_sql.grammar.grouping import grouping
 from topics_sql.grammar.windows import named_windows
 from topics_sql.syntax import (
     Compound,
@@ -18,6 +19,7 @@ from topics_sql.syntax import (
     Names,
     Query,
     Select,
+    Series,
     Tree,
     Values,
     With,
@@ -156,17 +158,16 @@ def _select(cursor: Cursor) -> Select:
     source = from_list(cursor) if cursor.take("from") else None
     where = expression(cursor) if cursor.take("where") else None
     group: tuple[Tree, ...] | None = None
+    sets: tuple[tuple[Tree, ...], ...] = ()
     if cursor.take("group"):
         cursor.expect("by")
-        if cursor.word in ("rollup", "cube", "grouping", "all", "distinct"):
-            raise cursor.unsupported(f"GROUP BY {cursor.word.upper()} is")
-        group = _list(cursor)
+        group, sets = grouping(cursor)
     having = expression(cursor) if cursor.take("having") else None
     windows = named_windows(cursor) if cursor.take("window") else ()
     if what := BEYOND.get(cursor.word):
         raise cursor.unsupported(what)
     return Select(
-        at=at, items=items, source=source, where=where, group=group, having=having, windows=windows,
+        at=at, items=items, source=source, where=where, group=group, sets=sets, having=having, windows=windows,
         distinct=distinct and not distinct_on, distinct_on=distinct_on,
     )  # fmt: skip
 
@@ -266,8 +267,15 @@ def _primary(cursor: Cursor) -> FromItem:
         cursor.expect_operator(")")
         cursor.depth -= 1
         return item
+    if cursor.word == "generate_series" and cursor.are_operators(1, "("):
+        cursor.position += 2
+        arguments = _list(cursor)
+        cursor.expect_operator(")")
+        if cursor.word == "with":
+            raise cursor.unsupported("WITH ORDINALITY is")
+        return Series(at, arguments, *_table_alias(cursor))
     if lateral:
-        raise cursor.unsupported("functions in FROM are")
+        raise cursor.unsupported("other functions in FROM than generate_series are")
     return table_reference(cursor)
 
 
@@ -278,7 +286,7 @@ def table_reference(cursor: Cursor) -> From:
     cursor.take("only")
     name = cursor.object_name("a table")
     if cursor.is_operator("("):
-        raise cursor.unsupported("functions in FROM are", name.at)
+        raise cursor.unsupported("other functions in FROM than generate_series are", name.at)
     alias, columns = (None, ()) if cursor.word == "set" else _table_alias(cursor)
     return From(name, alias, columns)
 
