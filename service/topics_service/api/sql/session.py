@@ -386,17 +386,6 @@ class _Statement(Run):
             session.over()
         await self._api.settle(ticket)
 
-    async def _committed(self, transaction: OptimisticTransaction) -> int:
-        if not transaction.has_changes:
-            return transaction.commit()
-        await self._lock()
-        try:
-            self._api.pressure.check()
-            await self._finish(transaction.validate())
-            return transaction.commit()
-        finally:
-            self._api.writing.release()
-
     async def _rollback(self, action: plans.Rollback) -> SqlResult:
         session = self._session
         if session.transaction is None:
