@@ -18,7 +18,8 @@ from topics_postgres.values import session_value
 from topics_postgres.variables import Variables
 from topics_service.api.request_context import RequestContext, current_request
 from topics_service.api.sql.requests import ResultColumn, SqlResult
-from topics_service.api.sql.session import Answer, SqlSession, Status
+from topics_service.api.sql.session import Answer, Status
+from topics_service.api.sql.sessions import Session as SqlSession
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.tables.types import TEXT, Type, Value
 from topics_sql.tokens import words
@@ -89,7 +90,7 @@ class Session:
         """Wait for a message, for as long as the state of the session allows."""
         connection, settings = self.connection, self.server.settings
         connection.flush()
-        is_idle = self.sql.transaction is None
+        is_idle = not self.sql.has_transaction
         seconds = settings.idle_seconds if is_idle else settings.transaction_idle_seconds
         connection.deadline = self.server.now() + seconds
         try:
@@ -99,7 +100,7 @@ class Session:
 
     def expired(self) -> FatalError:
         """The error of a client that sent nothing for too long."""
-        if self.sql.transaction is None:
+        if not self.sql.has_transaction:
             return FatalError("57P05", "terminating connection due to idle-session timeout")
         return FatalError("25P03", "terminating connection due to idle-in-transaction timeout")
 
@@ -251,7 +252,7 @@ class Session:
         """Let the engine's session have what the variables say."""
         sql, variables = self.sql, self.variables
         sql.namespace = variables.namespace
-        limit = sql.api.timeout_seconds
+        limit = sql.limit_seconds
         sql.timeout_seconds = min(variables.statement_timeout or limit, limit)
         sql.is_read_only = variables.is_read_only
 
