@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from topics_net.dead_peers import watch_peer
@@ -50,6 +51,8 @@ class Connection(asyncio.Protocol):
         self.arrival_deadline = 0.0
         """The same for the message that is arriving."""
         self.task: asyncio.Task[None] | None = None
+        self.quick: Callable[[bytes], bytes | None] | None = None
+        """Answers messages at once, where it can, while the session waits for the next ones; set for that time."""
         self._buffer = bytearray()
         self._messages: deque[Message] = deque()
         self._waiting = 0  # bytes of the messages
@@ -144,8 +147,22 @@ class Connection(asyncio.Protocol):
         self._listening.statistics.bytes_in += len(data)
         if self._failure is not None:
             return
+        if self.quick is not None and self._answered(data):
+            return
         self._buffer += data
         self._cut()
+
+    def _answered(self, data: bytes) -> bool:
+        """Answer messages at once if they are whole and the session's task has nothing to do; return False if not."""
+        if self._buffer or self._messages or self._reader is None or self._reader.done() or self._writer is not None:
+            return False
+        assert self.quick is not None, "callers have looked"
+        reply = self.quick(data)
+        if reply is None:
+            return False
+        self._listening.statistics.bytes_out += len(reply)
+        self.transport.write(reply)
+        return True
 
     def eof_received(self) -> bool:
         return False

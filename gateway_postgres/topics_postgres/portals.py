@@ -1,7 +1,7 @@
 """Prepared statements and portals of a session, each within its bound."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from topics_postgres.encoding import Encoder
 from topics_postgres.errors import PgError
@@ -9,6 +9,9 @@ from topics_postgres.statements import Statement
 from topics_service.api.sql.requests import ResultColumn
 from topics_service.api.sql.session import Pages
 from topics_service.engine.tables.types import Type, Value
+
+if TYPE_CHECKING:
+    from topics_postgres.quick import QuickStatement
 
 MAX_STATEMENTS: Final = 1000
 MAX_STATEMENT_CHARS: Final = 8 << 20
@@ -19,7 +22,7 @@ _LIMIT: Final = "53400"
 class Prepared:
     """A statement that was parsed. `statement` None is an empty one."""
 
-    __slots__ = ("columns", "given", "kind", "oids", "sql", "statement")
+    __slots__ = ("columns", "given", "kind", "oids", "quick", "runs", "sql", "statement")
 
     def __init__(self, sql: str, statement: Statement | None) -> None:
         self.sql = sql
@@ -30,6 +33,9 @@ class Prepared:
         self.given: tuple[Type | None, ...] = ()
         """The types that the client gives to those that have none in the text."""
         self.columns: tuple[ResultColumn, ...] | None = None
+        self.runs = 0
+        self.quick: QuickStatement | None = None
+        """Its quick form, if it has one and runs for more than the second time."""
 
 
 class Portal:
@@ -71,6 +77,10 @@ class Statements:
             raise PgError("26000", f'prepared statement "{name[:80]}" does not exist')
         return found
 
+    def known(self, name: bytes) -> Prepared | None:
+        """Find a statement by its name in UTF-8."""
+        return self._kept.get(name.decode())
+
     def check(self, name: str) -> None:
         """Raise PgError if a statement with the name is there, or if there are too many."""
         if not name:
@@ -104,6 +114,11 @@ class Portals:
 
     def __init__(self) -> None:
         self._open: dict[str, Portal] = {}
+
+    @property
+    def are_open(self) -> bool:
+        """Return whether there are any."""
+        return bool(self._open)
 
     def find(self, name: str) -> Portal:
         """Find a portal. Raises PgError."""

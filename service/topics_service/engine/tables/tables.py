@@ -113,6 +113,10 @@ class Tables:
         self.builds.load()
         self.removals.load()
 
+    def set_time(self) -> None:
+        """Let functions of expressions have the time of now: for statements that run at once."""
+        self._now_us = self.clock.now_ms() * 1000
+
     # ----------------------------------------------------------------- catalog
 
     @property
@@ -255,6 +259,10 @@ class Tables:
         """Return whether a transaction is open."""
         transaction = None if self._open is None else self._open()
         return transaction is not None and transaction.is_open
+
+    def is_current(self, runtime: TableRuntime) -> bool:
+        """Return whether a compiled form is of the table as it is written."""
+        return self._runtimes.get(runtime.table.number) is runtime
 
     def runtime(self, table: Table) -> TableRuntime:
         """The compiled form of a table as it is written. Raises `table_not_found`, and `transaction_error` (40001) for
