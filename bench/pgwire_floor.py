@@ -36,9 +36,9 @@ class Floor(NamedTuple):
 def answer(columns: Sequence[ResultColumn], row: Sequence[Value], tag: str) -> bytes:
     """The reply to Bind, Describe, Execute and Sync, with values in text."""
     formats = (0,) * len(columns)
-    values = [make(value) for make, value in zip(encoders([each.type for each in columns], formats), row, strict=True)]
-    parts = [wire.BIND_COMPLETE, wire.row_description(list(map(oids.column_of, columns)), formats)]
-    return b"".join((*parts, wire.data_row(values), wire.command_complete(tag), wire.ready(b"I")))
+    head = wire.BIND_COMPLETE + wire.row_description(list(map(oids.column_of, columns)), formats)
+    makers = encoders([each.type for each in columns], formats)
+    return head + wire.data_row(row, makers) + wire.command_complete(tag) + wire.ready(b"I")
 
 
 @contextlib.contextmanager

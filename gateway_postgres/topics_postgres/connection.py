@@ -40,6 +40,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, listening: "PostgresServer") -> None:
         self._listening = listening
         self._loop = asyncio.get_running_loop()
+        self.now: Final = self._loop.time
         self.transport: Any = None
         self.peer = ("", 0)
         self.is_tls = False
@@ -144,25 +145,24 @@ class Connection(asyncio.Protocol):
     # --------------------------------------------------------------------------------------------------- reading
 
     def data_received(self, data: bytes) -> None:
-        self._listening.statistics.bytes_in += len(data)
+        statistics = self._listening.statistics
+        statistics.bytes_in += len(data)
         if self._failure is not None:
             return
-        if self.quick is not None and self._answered(data):
-            return
+        if self.quick is not None and self._waits:
+            reply = self.quick(data)
+            if reply is not None:
+                statistics.bytes_out += len(reply)
+                self.transport.write(reply)
+                return
         self._buffer += data
         self._cut()
 
-    def _answered(self, data: bytes) -> bool:
-        """Answer messages at once if they are whole and the session's task has nothing to do; return False if not."""
-        if self._buffer or self._messages or self._reader is None or self._reader.done() or self._writer is not None:
-            return False
-        assert self.quick is not None, "callers have looked"
-        reply = self.quick(data)
-        if reply is None:
-            return False
-        self._listening.statistics.bytes_out += len(reply)
-        self.transport.write(reply)
-        return True
+    @property
+    def _waits(self) -> bool:
+        """Return whether the session's task has nothing to do, and nothing has arrived or is to be sent."""
+        reader = self._reader
+        return reader is not None and not reader.done() and not self._buffer and self._writer is None
 
     def eof_received(self) -> bool:
         return False

@@ -67,45 +67,41 @@ class Statements:
     """Prepared statements by name. The one without a name is replaced by the next."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Prepared] = {}
+        self.kept: Final[dict[str, Prepared]] = {}
         self._chars = 0
 
     def find(self, name: str) -> Prepared:
         """Find a statement. Raises PgError."""
-        found = self._kept.get(name)
+        found = self.kept.get(name)
         if found is None:
             raise PgError("26000", f'prepared statement "{name[:80]}" does not exist')
         return found
-
-    def known(self, name: bytes) -> Prepared | None:
-        """Find a statement by its name in UTF-8."""
-        return self._kept.get(name.decode())
 
     def check(self, name: str) -> None:
         """Raise PgError if a statement with the name is there, or if there are too many."""
         if not name:
             return
-        if name in self._kept:
+        if name in self.kept:
             raise PgError("42P05", f'prepared statement "{name[:80]}" already exists')
-        if len(self._kept) >= MAX_STATEMENTS or self._chars > MAX_STATEMENT_CHARS:
+        if len(self.kept) >= MAX_STATEMENTS or self._chars > MAX_STATEMENT_CHARS:
             raise PgError(_LIMIT, f"a session has at most {MAX_STATEMENTS} prepared statements: deallocate some")
 
     def add(self, name: str, prepared: Prepared) -> None:
         """Add a statement."""
         self.remove(name)
-        self._kept[name] = prepared
+        self.kept[name] = prepared
         self._chars += len(prepared.sql)
 
     def remove(self, name: str) -> bool:
         """Remove a statement; False if there is none."""
-        found = self._kept.pop(name, None)
+        found = self.kept.pop(name, None)
         if found is not None:
             self._chars -= len(found.sql)
         return found is not None
 
     def clear(self) -> None:
         """Remove all."""
-        self._kept.clear()
+        self.kept.clear()
         self._chars = 0
 
 
@@ -113,16 +109,11 @@ class Portals:
     """Portals by name."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Portal] = {}
-
-    @property
-    def are_open(self) -> bool:
-        """Return whether there are any."""
-        return bool(self._open)
+        self.open: Final[dict[str, Portal]] = {}
 
     def find(self, name: str) -> Portal:
         """Find a portal. Raises PgError."""
-        found = self._open.get(name)
+        found = self.open.get(name)
         if found is None:
             raise PgError("34000", f'portal "{name[:80]}" does not exist')
         return found
@@ -130,26 +121,26 @@ class Portals:
     def add(self, name: str, portal: Portal) -> None:
         """Add a portal; one without a name replaces the one before. Raises PgError."""
         if name:
-            if name in self._open:
+            if name in self.open:
                 raise PgError("42P03", f'cursor "{name[:80]}" already exists')
-            if len(self._open) >= MAX_PORTALS:
+            if len(self.open) >= MAX_PORTALS:
                 raise PgError(_LIMIT, f"a session has at most {MAX_PORTALS} open portals: close some")
         else:
             self.remove(name)
-        self._open[name] = portal
+        self.open[name] = portal
 
     def remove(self, name: str) -> bool:
         """Close a portal; False if there is none."""
-        found = self._open.pop(name, None)
+        found = self.open.pop(name, None)
         if found is not None:
             found.close()
         return found is not None
 
     def clear(self) -> None:
         """Close all."""
-        for portal in self._open.values():
+        for portal in self.open.values():
             portal.close()
-        self._open.clear()
+        self.open.clear()
 
 
 def expanded(formats: Sequence[int], count: int) -> Sequence[int]:

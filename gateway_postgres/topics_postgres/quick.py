@@ -3,12 +3,13 @@
 Whatever is not exactly that, or fails, is left to the session's task, which has not been told of the messages yet.
 """
 
+import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from topics_postgres import decoding, oids, wire
-from topics_postgres.encoding import Encoder, encoders
+from topics_postgres.encoding import encoders
 from topics_postgres.portals import Portal, Prepared, expanded
 from topics_service.api.sql.pointread import PointRead
 from topics_service.api.sql.session import Status
@@ -18,61 +19,59 @@ if TYPE_CHECKING:
 
 _MAX_BYTES: Final = 8 << 10
 """Longer messages are rare, and take what counts them."""
-_MAX_FORMS: Final = 16
-"""The formats of parameters, and those of results, that are kept of a statement: clients have one or two."""
+_MAX_FORMS: Final = 8
+"""The forms of messages that are kept for a statement: a client has one or two."""
 _BIND: Final = ord("B")
 _HEAD: Final = 5
 _NULL: Final = 0xFFFFFFFF
 _EXECUTE: Final = b"E\0\0\0\x09\0\0\0\0\0S\0\0\0\x04"
 _TAILS: Final = {_EXECUTE: False, b"D\0\0\0\x06P\0" + _EXECUTE: True}
-"""What follows a Bind of the portal without a name, and if that has a Describe."""
-_FOUND, _NOT_FOUND = [
-    [wire.command_complete(f"SELECT {count}") + wire.ready(status) for status in (b"I", b"T")] for count in (1, 0)
+"""The messages behind a Bind of the portal without a name, and if a Describe is among them."""
+_SIZE: Final = struct.Struct(">I")
+_ENDS: Final = [
+    [wire.command_complete(f"SELECT {count}") + wire.ready(letter) for count in (0, 1)] for letter in (b"I", b"T")
 ]
-"""The ends of replies, outside and within a transaction."""
+"""The ends of replies outside and within a transaction, with no row and with one."""
 
 _Read = Callable[[bytes], Any]
 
 
-class _Shape:
-    """The rows of a statement in some formats: the encoders of the columns, and what a described reply begins with."""
+class _Form:
+    """The bytes that a client sends around the values of a statement, and what the replies have in common."""
 
-    __slots__ = ("described", "encoders", "formats")
+    __slots__ = ("encoders", "formats", "head", "prefix", "reads", "suffix", "tail_bytes")
 
-    def __init__(self, prepared: Prepared, formats: Sequence[int]) -> None:
+    def __init__(self, prepared: Prepared, read: PointRead, body: bytes, tail: bytes) -> None:
+        """Raises PgError and MalformedError for a Bind with this body that is wrong."""
+        given = wire.bind(body)
+        at = body.index(b"\0", body.index(b"\0") + 1) + 1
+        self.prefix = body[: at + 4 + 2 * len(given.formats)]
+        self.suffix = body[-2 - 2 * len(given.results) :] + tail
+        self.tail_bytes = len(tail)
+        decoders = zip(prepared.oids, expanded(given.formats, len(given.values)), strict=True)
+        self.reads = [_read(*each, fit) for each, fit in zip(decoders, read.fits, strict=True)]
         columns = prepared.columns or ()
-        self.formats = formats
-        self.encoders: Sequence[Encoder] = encoders([column.type for column in columns], formats)
-        self.described = wire.BIND_COMPLETE + wire.row_description(list(map(oids.column_of, columns)), formats)
+        self.formats = expanded(given.results, len(columns))
+        self.encoders = encoders([column.type for column in columns], self.formats)
+        self.head = wire.BIND_COMPLETE
+        if _TAILS[tail]:
+            self.head += wire.row_description(list(map(oids.column_of, columns)), self.formats)
+
+
+def _read(oid: int, form: int, fit: Callable[[Any], Any]) -> _Read:
+    """The function that makes a parameter of a value."""
+    read = decoding.decoder(oid, form)
+    return lambda data: fit(read(data))
 
 
 class QuickStatement:
     """A prepared statement that reads a row by its key."""
 
-    __slots__ = ("parameters", "read", "shapes")
+    __slots__ = ("forms", "read")
 
     def __init__(self, read: PointRead) -> None:
         self.read = read
-        self.parameters: dict[bytes, Sequence[_Read]] = {}
-        """The decoders of the parameters, by the part of a Bind that has their formats and number."""
-        self.shapes: dict[bytes, _Shape] = {}
-        """The same of the results."""
-
-    def learn(self, prepared: Prepared, body: bytes) -> None:
-        """Keep what the formats of a Bind mean. Raises PgError and MalformedError for one that is wrong."""
-        given = wire.bind(body)
-        at = body.index(b"\0", body.index(b"\0") + 1) + 1
-        form, result = body[at : at + 4 + 2 * len(given.formats)], body[-2 - 2 * len(given.results) :]
-        formats = expanded(given.formats, len(given.values))
-        reads = [decoding.decoder(oid, each) for oid, each in zip(prepared.oids, formats, strict=True)]
-        if len(self.parameters) < _MAX_FORMS:
-            self.parameters[form] = [_fitting(*each) for each in zip(reads, self.read.fits, strict=True)]
-        if len(self.shapes) < _MAX_FORMS:
-            self.shapes[result] = _Shape(prepared, expanded(given.results, len(prepared.columns or ())))
-
-
-def _fitting(read: _Read, fit: Callable[[Any], Any]) -> _Read:
-    return lambda data: fit(read(data))
+        self.forms: list[_Form] = []
 
 
 class QuickPath:
@@ -80,7 +79,7 @@ class QuickPath:
 
     def __init__(self, session: "Session") -> None:
         self._session = session
-        self._statements = session.statements
+        self._statements = session.statements.kept
         self._portals = session.portals
         self._requests = session.statistics.requests
 
@@ -88,67 +87,54 @@ class QuickPath:
         """The reply to messages that have arrived while the session waits for some; None leaves them to the session."""
         if data[0] != _BIND or len(data) > _MAX_BYTES:
             return None
+        started = time.perf_counter()
         try:
-            return self._answer(data)
+            prepared = self._statements.get(data[_HEAD + 1 : data.index(b"\0", _HEAD + 1)].decode())
+            if prepared is None or prepared.quick is None:
+                return None
+            quick = prepared.quick
+            for form in quick.forms:
+                if data.startswith(form.prefix, _HEAD) and data.endswith(form.suffix):
+                    break
+            else:
+                self._learn(prepared, quick, data)
+                return None
+            at, end, values = _HEAD + len(form.prefix), len(data) - len(form.suffix), list[Any]()
+            for read in form.reads:
+                (size,) = _SIZE.unpack_from(data, at)
+                at += 4
+                if size == _NULL:
+                    values.append(None)
+                else:
+                    values.append(read(data[at : at + size]))
+                    at += size
+            if at != end or _SIZE.unpack_from(data, 1)[0] + 1 + form.tail_bytes != len(data):
+                return None
+            session = self._session
+            is_open = session.sql.status is Status.OPEN
+            if (self._portals.open and not is_open) or not session.is_ready():
+                return None
+            rows = quick.read.run(values)
+            if rows is None:
+                return None
+            row = wire.data_row(rows[0], form.encoders) if rows else b""
+            reply = form.head + row + _ENDS[is_open][len(rows)]
+            if is_open:
+                self._portals.add("", _finished(prepared, form, len(rows), end))
         except Exception:
             return None  # the session meets it again, and reports it
-
-    def _answer(self, data: bytes) -> bytes | None:
-        started = time.perf_counter()
-        end = int.from_bytes(data[1:_HEAD], "big") + 1
-        is_described = _TAILS.get(data[end:])
-        if is_described is None or data[_HEAD]:
-            return None
-        at = data.index(b"\0", _HEAD + 1) + 1
-        prepared = self._statements.known(data[_HEAD + 1 : at - 1])
-        if prepared is None or prepared.quick is None:
-            return None
-        quick = prepared.quick
-        first = at + 4 + 2 * (data[at] << 8 | data[at + 1])
-        reads = quick.parameters.get(data[at:first])
-        if reads is None:
-            quick.learn(prepared, data[_HEAD:end])
-            return None
-        values = list[Any]()
-        for read in reads:
-            size = int.from_bytes(data[first : first + 4], "big")
-            first += 4
-            if size == _NULL:
-                values.append(None)
-            else:
-                values.append(read(data[first : first + size]))
-                first += size
-        shape = quick.shapes.get(data[first:end])
-        if shape is None:
-            quick.learn(prepared, data[_HEAD:end])
-            return None
-        return self._reply(prepared, quick, shape, values, is_described=is_described, size=end, started=started)
-
-    def _reply(
-        self,
-        prepared: Prepared,
-        quick: QuickStatement,
-        shape: _Shape,
-        values: Sequence[Any],
-        *,
-        is_described: bool,
-        size: int,
-        started: float,
-    ) -> bytes | None:
-        session = self._session
-        is_open = session.sql.status is Status.OPEN
-        if (self._portals.are_open and not is_open) or not session.is_ready:
-            return None
-        rows = quick.read.run(values)
-        if rows is None:
-            return None
-        fields = [None if value is None else make(value)
-                  for row in rows for value, make in zip(row, shape.encoders, strict=True)]  # fmt: skip
-        if is_open:  # the portal stays to the end of the transaction
-            portal = Portal(prepared, (), shape.formats, size)
-            portal.is_begun, portal.encoders, portal.tag = True, shape.encoders, f"SELECT {len(rows)}"
-            self._portals.add("", portal)
-        head = shape.described if is_described else wire.BIND_COMPLETE
-        reply = head + wire.data_row(fields) + _FOUND[is_open] if rows else head + _NOT_FOUND[is_open]
         self._requests.observe("select", "ok", time.perf_counter() - started)
         return reply
+
+    def _learn(self, prepared: Prepared, quick: QuickStatement, data: bytes) -> None:
+        """Keep the form of these messages, for the next ones."""
+        end = _SIZE.unpack_from(data, 1)[0] + 1
+        if data[end:] in _TAILS and not data[_HEAD] and len(quick.forms) < _MAX_FORMS:
+            quick.forms.append(_Form(prepared, quick.read, data[_HEAD:end], data[end:]))
+
+
+def _finished(prepared: Prepared, form: _Form, count: int, size: int) -> Portal:
+    """The portal at its end, where it stays until the transaction is over."""
+    portal = Portal(prepared, (), form.formats, size)
+    portal.is_begun, portal.encoders, portal.tag = True, form.encoders, f"SELECT {count}"
+    return portal

@@ -103,14 +103,18 @@ class Session:
         finally:
             connection.deadline, connection.quick = 0.0, None
 
-    @property
     def is_ready(self) -> bool:
-        """Return whether a statement may run at once, and give the client its time until the next."""
-        if self._skips or self.is_ending or not self.server.authorizer.admits(RPC, self.principal):
+        """Return whether a statement may run at once; if so, the client has its time again for the next one."""
+        principal = self.principal
+        if self._skips or self.is_ending:
             return False
-        settings = self.server.settings
-        seconds = settings.idle_seconds if self.sql.transaction is None else settings.transaction_idle_seconds
-        self.connection.deadline = self.server.now() + seconds
+        if principal.key_id and not self.server.authorizer.admits(RPC, principal):
+            return False
+        connection, settings = self.connection, self.server.settings
+        is_idle = self.sql.transaction is None
+        connection.deadline = connection.now() + (
+            settings.idle_seconds if is_idle else settings.transaction_idle_seconds
+        )
         return True
 
     def expired(self) -> FatalError:
@@ -367,9 +371,7 @@ class Session:
         connection, row_of = self.connection, wire.data_row
         ends = time.perf_counter() + _SLICE_SECONDS
         for number, row in enumerate(rows, 1):
-            connection.send(
-                row_of([None if value is None else make(value) for value, make in zip(row, makers, strict=True)])
-            )
+            connection.send(row_of(row, makers))
             if number % _ROWS_A_LOOK:
                 continue
             if connection.must_wait:

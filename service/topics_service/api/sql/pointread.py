@@ -17,14 +17,13 @@ _NO_ROWS: Final[Sequence[Sequence[Value]]] = ()
 class PointRead:
     """A query of a session that reads one row by its key. The caller's rights were checked when it was made."""
 
-    __slots__ = ("_api", "_namespace", "_query", "_session", "_version", "fits")
+    __slots__ = ("_api", "_namespace", "_query", "_session", "fits")
 
     def __init__(self, session: "SqlSession", plan: plans.Plan, query: PointQuery) -> None:
         self._session = session
         self._api = session.api
         self._namespace = session.namespace
         self._query = query
-        self._version = session.api.tables.schema.version
         self.fits: Sequence[Callable[[Any], Value]] = [
             coercer(kind, f"${number}") for number, kind in enumerate(plan.parameters, 1) if kind is not None
         ]
@@ -33,22 +32,21 @@ class PointRead:
     @property
     def is_current(self) -> bool:
         """Return whether the query means what it did when this was made."""
-        if self._session.namespace != self._namespace or not self._query.is_current:
-            return False
-        return self._api.tables.schema.version == self._version
+        return self._session.namespace == self._namespace and self._query.is_current
 
     def run(self, parameters: Sequence[Value]) -> Sequence[Sequence[Value]] | None:
         """At most one row; None if the query has to be executed in the usual way, as after any error that this raises.
 
         That is in a transaction with changes, and when a definition has changed.
         """
-        session, api, query = self._session, self._api, self._query
+        session, api = self._session, self._api
         transaction = session.transaction
         if transaction is not None and (session.is_failed or session.is_implicit or transaction.has_changes):
             return None
+        api.admit()
         if not self.is_current:
             return None
-        row = query.run(parameters)
+        row = self._query.run(parameters)
         statistics = api.statistics
         statistics.statements["Select"] += 1
         api.plans.statistics.hits += 1
