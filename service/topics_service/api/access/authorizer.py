@@ -251,6 +251,14 @@ class Authorizer:
         usage = self.quotas.for_key(principal.key_id) if rule_of(rpc).slot else None
         return _Slot(self, principal, usage, None if self._cancels else self._running.call(principal))
 
+    def admits(self, rpc: str, principal: Principal) -> bool:
+        """Return whether `slot` could be entered: for a call that ends in the same turn of the event loop."""
+        key_id = principal.key_id
+        if not key_id:
+            return True
+        has_slot = not rule_of(rpc).slot or self.quotas.for_key(key_id).has_slot()
+        return has_slot and (self._cancels or self.is_valid(principal))
+
     def while_valid(self, principal: Principal) -> AbstractContextManager[RevocableCall | None]:
         """Return a context manager like `slot`, for a call that already holds its slot.
 
