@@ -182,7 +182,11 @@ REQUESTS: Final[Mapping[str, Form]] = {
     "SqlServiceConsumeRequest.timeout_seconds": Form(null=True, schema=AMOUNT),
     "SqlServiceAckRequest.group_id": _GROUP,
     "SqlServiceAckRequest.partition_id": Form(null=True, schema=U32),
-    "SqlServiceAckRequest.upto_offset": _REQUIRED,
+    "SqlServiceConsumeRequest.claim": _NULL,
+    "ClaimOptions.visibility_seconds": Form(null=True, schema=AMOUNT | {"minimum": 1}),
+    "SqlServiceAckRequest.claim_id": _NULL,
+    "SqlServiceAckResponse.acknowledged_offset": _NULL,
+    "SqlServiceAckResponse.none_yet": _OMIT,
 }
 """Fields of requests, by message and name."""
 

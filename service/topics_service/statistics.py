@@ -47,7 +47,8 @@ class CacheStatistics:
 @dataclass(slots=True)
 class SqlStatistics:
     """Statements of SQL by kind, such as `Insert`, requests that failed, rows, statements that took too long, and the
-    time that analytical queries took."""
+    time that analytical queries took; claims of consumers, those that are open and those that were not acknowledged
+    in time."""
 
     statements: Counter[str] = field(default_factory=Counter)
     failed: int = 0
@@ -55,6 +56,9 @@ class SqlStatistics:
     rows_changed: int = 0
     timeouts: int = 0
     analysis_seconds: float = 0.0
+    claims: int = 0
+    open_claims: int = 0
+    expired_claims: int = 0
 
 
 @dataclass(slots=True)

@@ -125,6 +125,10 @@ def sql(statistics: SqlStatistics) -> Iterator[Metric]:
     yield counter("sql_rows_read", "Rows in results of SELECT.", statistics.rows_read)
     yield counter("sql_rows_changed", "Rows that were inserted, updated or deleted.", statistics.rows_changed)
     yield counter("sql_analysis_seconds", "Time that analytical queries took.", statistics.analysis_seconds)
+    yield counter("consumer_claims", "Claims that consumers were given.", statistics.claims)
+    yield gauge("consumer_open_claims", "Claims that consumers hold.", statistics.open_claims)
+    expired = "Claims that were not acknowledged in time, whose messages are handed out again."
+    yield counter("consumer_expired_claims", expired, statistics.expired_claims)
 
 
 def requests(
