@@ -185,12 +185,12 @@ REQUESTS: Final[Mapping[str, Form]] = {
     "SqlServiceConsumeRequest.claim": _NULL,
     "ClaimOptions.visibility_seconds": Form(null=True, schema=AMOUNT | {"minimum": 1}),
     "SqlServiceAckRequest.claim_id": _NULL,
-    "SqlServiceAckResponse.acknowledged_offset": _NULL,
-    "SqlServiceAckResponse.none_yet": _OMIT,
 }
 """Fields of requests, by message and name."""
 
 ANSWERS: Final[Mapping[str, Form]] = {
+    "SqlServiceAckResponse.acknowledged_offset": _NULL,
+    "SqlServiceAckResponse.none_yet": _OMIT,
     "TopicConfig.priority": _NULL,
     "TopicConfig.dead_letter": _NULL,
     "TopicConfig.retain_until_acked_by": _ABSENT,

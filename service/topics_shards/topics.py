@@ -93,7 +93,7 @@ class ShardedTopics:
     ) -> PutTopicReply:
         """See TopicsApi."""
         if placement or zone:
-            placement = await self._placement(name, placement, zone)
+            placement = await self._placement(name, placement, zone, by_kafka=kafka_configs is not None)
             return await self._placed(
                 placement,
                 TopicsApi.put_topic,
@@ -126,7 +126,7 @@ class ShardedTopics:
         kafka_configs: dict[str, str] | None = None,
     ) -> bool:
         """See `TopicsApi.create_topic`."""
-        placement = await self._placement(name, "", zone)
+        placement = await self._placement(name, "", zone, by_kafka=True)
         return await self._placed(
             placement,
             TopicsApi.create_topic,
@@ -138,9 +138,9 @@ class ShardedTopics:
             placement=placement,
         )
 
-    async def _placement(self, name: str, placement: str, zone: str) -> str:
+    async def _placement(self, name: str, placement: str, zone: str, *, by_kafka: bool) -> str:
         """The placement of a topic that names a group or a zone."""
-        check_topic_name(name)
+        check_topic_name(name, by_kafka=by_kafka)
         if not zone:
             check_placement(placement)
             return placement

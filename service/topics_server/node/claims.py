@@ -72,7 +72,9 @@ class Claims:
                 found = (await self._coordinator.view()).owners.get(self._shard)
                 if found is None or found.node != self._me.name:
                     raise LostShardError(f"the node {found.node if found else '?'} has claimed it")
-                return False
+                # An older claim of this node: it was given the shard, and another one had fenced it before it saw that.
+                if not await self._session.claim(self._shard, found, owner):
+                    return False
             await gate.trust()
         except (CoordinatorError, TopicsError) as error:
             log.warning("can't renew the claim of shard %d, trying again: %s", self._shard, error)

@@ -154,6 +154,15 @@ class Authorizer:
             return UNRESTRICTED
         return self._find_bearer(password) or self.passwords.find(user, password)
 
+    def find_bearer(self, token: bytes) -> Principal | None:
+        """Find the caller of an API key or a token, None if it is wrong."""
+        return UNRESTRICTED if self._current.open else self._find_bearer(token)
+
+    def known(self) -> list[Principal]:
+        """The owners of the keys, and the users; callers with tokens are not known before they come."""
+        keys = self._current.keys
+        return [*(() if keys is None else keys.owners()), *self.users.principals()]
+
     @property
     def open(self) -> bool:
         """True if authentication is disabled."""
