@@ -47,7 +47,10 @@ class CacheStatistics:
 @dataclass(slots=True)
 class SqlStatistics:
     """Statements of SQL by kind, such as `Insert`, requests that failed, rows, statements that took too long, and the
-    time that analytical queries took. `sessions` of other nodes have a transaction or results under way here."""
+    time that analytical queries took. `sessions` of other nodes have a transaction or results under way here.
+
+    Claims of consumers: all, those that are open, and those that were not acknowledged in time.
+    """
 
     statements: Counter[str] = field(default_factory=Counter)
     failed: int = 0
@@ -56,6 +59,9 @@ class SqlStatistics:
     timeouts: int = 0
     analysis_seconds: float = 0.0
     sessions: int = 0
+    claims: int = 0
+    open_claims: int = 0
+    expired_claims: int = 0
 
 
 @dataclass(slots=True)

@@ -133,6 +133,10 @@ def sql(statistics: SqlStatistics) -> Iterator[Metric]:
     yield counter("sql_analysis_seconds", "Time that analytical queries took.", statistics.analysis_seconds)
     meaning = "Sessions of connections elsewhere with a transaction or a result under way here."
     yield gauge("sql_sessions", meaning, statistics.sessions)
+    yield counter("consumer_claims", "Claims that consumers were given.", statistics.claims)
+    yield gauge("consumer_open_claims", "Claims that consumers hold.", statistics.open_claims)
+    expired = "Claims that were not acknowledged in time, whose messages are handed out again."
+    yield counter("consumer_expired_claims", expired, statistics.expired_claims)
 
 
 def requests(

@@ -13,9 +13,11 @@ from typing import Any, Final, Protocol, TypeVar, cast
 from msgspec import Struct
 
 from topics_service.api.access.auth import Principal
+from topics_service.api.sql import pointread
 from topics_service.api.sql.executor import Run, SqlApi
 from topics_service.api.sql.outcomes import ACKNOWLEDGED, MESSAGE, PLAN, message_of, outputs_of, placed
 from topics_service.api.sql.plancache import MAX_TEXT
+from topics_service.api.sql.pointread import PointRead
 from topics_service.api.sql.requests import ResultColumn, SqlRequest, SqlResult
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables import plans
@@ -172,6 +174,16 @@ class SqlSession:
         run.given = given
         return await run.only(in_batch=in_batch, paged=paged)
 
+    def point(self, sql: str, given: tuple[Type | None, ...] = ()) -> PointRead | None:
+        """The quick form of a statement that `execute` has run, if it reads one row by its key; None for any other.
+
+        Raises as `execute`.
+        """
+        run = self._run(SqlRequest(sql=sql))
+        run.given = given
+        plan = run.planned_at_once(sql)
+        return None if plan is None else pointread.made(self, plan)
+
     async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         """Run an INSERT for many rows of parameters, in the open transaction; return the number of rows."""
         run = self._run(SqlRequest(sql=sql, param_rows=rows, namespace=self.namespace))
@@ -245,6 +257,15 @@ class _Statement(Run):
             return plan
         except TopicsError as error:
             raise placed(error) from None
+
+    def planned_at_once(self, sql: str) -> plans.Plan | None:
+        """The plan of a statement as `planned` makes it; None for a text that is too long to be kept."""
+        if self._is_long:
+            return None
+        self._script = self._api.plans.read(sql)
+        plan = self._plan()
+        self._authorize(plan.action)
+        return plan
 
     async def _read_text(self, sql: str) -> None:
         self._api.admit()
@@ -407,17 +428,6 @@ class _Statement(Run):
             transaction.rollback()
             session.over()
         await self._api.settle(ticket)
-
-    async def _committed(self, transaction: OptimisticTransaction) -> int:
-        if not transaction.has_changes:
-            return transaction.commit()
-        await self._lock()
-        try:
-            self._api.pressure.check()
-            await self._finish(transaction.validate())
-            return transaction.commit()
-        finally:
-            self._api.writing.release()
 
     async def _rollback(self, action: plans.Rollback) -> SqlResult:
         session = self._session
