@@ -17,6 +17,7 @@ from topics_net import background
 from topics_service.api.access.auth import Principal
 from topics_service.api.sql.cancels import SessionCancels
 from topics_service.api.sql.held import HeldSessions
+from topics_service.api.sql.pointread import PointRead
 from topics_service.api.sql.relaying import SessionReply, SessionState, SessionStatement
 from topics_service.api.sql.requests import SqlResult
 from topics_service.api.sql.session import Answer, Described, Status
@@ -196,6 +197,10 @@ class RelayedSession:
             self._pages.add(reply.pages)
             rest = RelayedPages(self, self._lease, reply.pages)
         return Answer(reply.kind, reply.result or SqlResult(), reply.notice, rest)
+
+    def point(self, sql: str, given: tuple[Type | None, ...] = ()) -> PointRead | None:
+        """See Session: rows are not here."""
+        return None
 
     async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         """See Session."""
