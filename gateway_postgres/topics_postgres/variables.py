@@ -102,6 +102,10 @@ class Variables:
             return ""
         raise _unknown(name)
 
+    def all(self) -> dict[str, str]:
+        """All variables by name, in order."""
+        return dict(sorted(self._values.items()))
+
     def set(self, name: str, value: str | None, *, is_local: bool = False) -> str | None:
         """Set a variable, or reset it; return its name if the client hears of the change. Raises PgError."""
         if value is None:
