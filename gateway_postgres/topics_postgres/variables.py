@@ -37,6 +37,7 @@ _DEFAULTS: Final = {
     "is_superuser": "off",
     "lock_timeout": "0",
     "max_identifier_length": "63",
+    "max_index_keys": "32",
     "scram_iterations": "16384",
     "search_path": DEFAULT_NAMESPACE,
     "server_encoding": "UTF8",
@@ -51,7 +52,7 @@ _DEFAULTS: Final = {
     "transaction_read_only": "off",
 }
 _READ_ONLY: Final = words(
-    """in_hot_standby integer_datetimes is_superuser max_identifier_length scram_iterations server_encoding
+    """in_hot_standby integer_datetimes is_superuser max_identifier_length max_index_keys scram_iterations server_encoding
     server_version server_version_num session_authorization"""
 )
 _IGNORED: Final = words(

@@ -4,12 +4,13 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from topics_postgres import oids
-from topics_postgres.catalog.objects import SOURCES, Objects, Rows
+from topics_postgres.catalog.objects import SOURCES, Rows, of_caller
 from topics_postgres.decoding import array_text
 from topics_postgres.errors import PgError, Piece
 from topics_service.api.sql.analysis.api import check_installed, until
@@ -28,16 +29,17 @@ THREADS: Final = 2
 MAX_WAITING: Final = 64
 """Queries that wait for their turn; more are refused."""
 MAX_KEPT: Final = 4
-"""Catalogs that are kept: each change of a table makes another one, and callers with other rights see another."""
+"""Catalogs that are kept: callers with other rights see another one."""
 _USERS: Final = "SELECT name, role FROM system.users"
 _SECONDS: Final = 30.0
 
 
 class Asking(NamedTuple):
-    """What an answer depends on beside the text: variables of the session by name, and its functions."""
+    """What an answer depends on beside the text: variables of the session by name, its functions, and its rights."""
 
     variables: dict[str, Any]
     function: Callable[[str, list[str]], Any]
+    rights: Hashable
 
 
 class _Job:
@@ -62,25 +64,25 @@ class _Job:
 
     def describe(self) -> tuple[tuple[int, ...], tuple[ResultColumn, ...]]:
         """The OIDs of the parameters and the columns."""
-        run, query = self._made(with_values=False)
-        parameters = query.parameters
-        last = max(len(self._given), *parameters, 0)
-        return tuple(parameters.get(number, oids.TEXT) for number in range(1, last + 1)), run.columns()
+        with self._catalogs.database(self._sources, self._asking.rights) as database:
+            run, query = self._made(database, with_values=False)
+            parameters = query.parameters
+            last = max(len(self._given), *parameters, 0)
+            return tuple(parameters.get(number, oids.TEXT) for number in range(1, last + 1)), run.columns()
 
     def rows(self, values: Sequence[Any]) -> tuple[tuple[ResultColumn, ...], list[Sequence[Any]]]:
         """The columns and the rows."""
-        run, query = self._made(with_values=True)
-        if query.used and max(query.used) > len(values):
-            raise PgError("08P01", f"the query has ${max(query.used)}, and {len(values)} values are given")
-        return run.rows(
-            {str(number): _value(values[number - 1], query.parameters[number]) for number in sorted(query.used)}
-        )
+        with self._catalogs.database(self._sources, self._asking.rights) as database:
+            run, query = self._made(database, with_values=True)
+            used = sorted(query.used)
+            if used and used[-1] > len(values):
+                raise PgError("08P01", f"the query has ${used[-1]}, and {len(values)} values are given")
+            return run.rows({str(each): _value(values[each - 1], query.parameters[each]) for each in used})
 
-    def _made(self, *, with_values: bool) -> "tuple[Run, Query]":
+    def _made(self, database: "Database", *, with_values: bool) -> "tuple[Run, Query]":
         from topics_postgres.catalog.database import Run
         from topics_postgres.catalog.tree import Query
 
-        database = self._catalogs.database(self._sources)
         path = str(self._asking.variables["path"])
         query = Query(
             database.read(self._piece), self._piece, dict(enumerate(self._given, 1)), self._asking.function,
@@ -96,7 +98,7 @@ class Catalogs:
     """Answers for all sessions of a server."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[Rows, ...], Database] = OrderedDict()
+        self._kept: OrderedDict[Hashable, tuple[Database, tuple[Rows, ...]]] = OrderedDict()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(THREADS, "pg-catalog")
         self._turns = asyncio.Semaphore(THREADS)
@@ -106,19 +108,27 @@ class Catalogs:
         """Take no more queries."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def database(self, sources: tuple[Rows, ...]) -> "Database":
-        """The catalog made of these rows. For threads."""
-        from topics_postgres.catalog.database import Database
-
+    @contextmanager
+    def database(self, sources: tuple[Rows, ...], rights: Hashable) -> "Iterator[Database]":
+        """The catalog made of these rows, for callers of these rights. For threads."""
         with self._lock:
-            found = self._kept.get(sources)
-            if found is None:
+            from topics_postgres.catalog.database import Database
+
+            found, made_of = self._kept.pop(rights, (None, ()))
+            if found is None or (made_of != sources and found.users):
+                found, made_of = Database(), ()
+            if made_of != sources:
                 *known, users = sources
-                found = self._kept[sources] = Database(Objects(dict(zip(SOURCES, known, strict=True)), users))
-                while len(self._kept) > MAX_KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(sources)
-            return found
+                found.fill(of_caller(dict(zip(SOURCES, known, strict=True)), users))
+            self._kept[rights] = found, sources
+            found.users += 1
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        try:
+            yield found
+        finally:
+            with self._lock:
+                found.users -= 1
 
     async def describe(
         self, sql: SqlSession, piece: Piece, given: Sequence[int], asking: Asking

@@ -41,6 +41,7 @@ def asking(session: "Session") -> Asking:
             "user": session.user,
         },
         lambda name, arguments: _value(session, name, arguments),
+        (session.principal.prefixes, variables.get("is_superuser")),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from topics_postgres.catalog.functions import macros
-from topics_postgres.catalog.objects import Objects, Row, quoted
+from topics_postgres.catalog.objects import Objects, of_server
 from topics_postgres.catalog.tree import Node, Query
 from topics_postgres.catalog.views import DUCK_TYPES, VIEWS, columns_of, definition, table_of
 from topics_postgres.errors import PgError, Piece
@@ -60,17 +60,20 @@ _TEXT: Final = Type(Kind.TEXT)
 
 
 class Database:
-    """One catalog. Used in threads, one query at a time."""
+    """The catalog of one kind of caller, for threads. `users` counts the queries that are under way."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self) -> None:
         import duckdb
         import pyarrow as pa
 
         self._errors = duckdb
         self._arrow = pa
-        self._objects = objects
+        self.users = 0
+        self._objects = of_server()
         self._lock = threading.Lock()
         self._made: set[tuple[str, str]] = set()
+        self._tables: dict[str, tuple[str, Sequence[tuple[str, str]]]] = {}
+        """The tables with the names of their rows and their columns."""
         self._connection = duckdb.connect(
             ":memory:",
             config=configuration(MEMORY_BYTES)
@@ -81,12 +84,8 @@ class Database:
                 "python_enable_replacements": "false",
             },
         )
-        objects.rows["x_names"] = [
-            (oid, namespace, quoted(name), f"{quoted(namespace)}.{quoted(name)}")
-            for (namespace, name), oid in objects.relations.items()
-        ]
         for name, columns in _HELPERS.items():
-            self._table(name, columns, objects.rows.get(name, ()))
+            self._table(name, name, columns)
         for name in _OF_FUNCTIONS[:-1]:
             self._relation("pg_catalog", name)
         self._connection.execute("SET VARIABLE user = ''")
@@ -120,7 +119,7 @@ class Database:
         view = VIEWS.get((namespace, name))
         target = table_of(namespace, name)
         if view is None:
-            self._table(target, columns_of(namespace, name), self._objects.rows.get(name, ()))
+            self._table(target, name, columns_of(namespace, name))
             self._made.add((namespace, name))
             return
         for needed in (*_OF_FUNCTIONS, *_OF_VIEWS):
@@ -129,18 +128,40 @@ class Database:
         self._connection.execute(f"CREATE VIEW {target} AS {definition(namespace, name, view)}")
         self._made.add((namespace, name))
 
-    def _table(self, name: str, columns: Sequence[tuple[str, str]], rows: Sequence[Row]) -> None:
+    def _table(self, table: str, name: str, columns: Sequence[tuple[str, str]]) -> None:
         listed = ", ".join(f'"{column}" {DUCK_TYPES[kind]}' for column, kind in columns)
-        self._connection.execute(f"CREATE TABLE {name} ({listed})")
+        self._connection.execute(f"CREATE TABLE {table} ({listed})")
+        self._tables[table] = name, columns
+        self._insert(self._connection, table, of_server())
+        if self._objects is not of_server():
+            self._insert(self._connection, table, self._objects)
+
+    def _insert(self, connection: Any, table: str, objects: Objects) -> None:
+        name, columns = self._tables[table]
+        rows = objects.rows.get(name, ())
         if not rows:
             return
         arrow = self._arrow
         fields = [arrow.field(column, self._arrow_type(kind)) for column, kind in columns]
         given = zip(zip(*rows, strict=True), fields, strict=True)
         arrays = [arrow.array(list(values), field.type) for values, field in given]
-        self._connection.register("given", arrow.Table.from_arrays(arrays, schema=arrow.schema(fields)))
-        self._connection.execute(f"INSERT INTO {name} SELECT * FROM given")
-        self._connection.unregister("given")
+        connection.register("given", arrow.Table.from_arrays(arrays, schema=arrow.schema(fields)))
+        connection.execute(f"INSERT INTO {table} SELECT * FROM given")
+        connection.unregister("given")
+
+    def fill(self, objects: Objects) -> None:
+        """Put other objects in the place of those of the caller. Only while no query is under way."""
+        cursor = self._connection.cursor()
+        try:
+            cursor.execute("BEGIN")
+            for table, (name, _) in self._tables.items():
+                if self._objects is not of_server() and name in self._objects.rows:
+                    cursor.execute(f"DELETE FROM {table} WHERE rowid >= {len(of_server().rows.get(name, ()))}")
+                self._insert(cursor, table, objects)
+            cursor.execute("COMMIT")
+            self._objects = objects
+        finally:
+            cursor.close()
 
     def _arrow_type(self, kind: str) -> Any:
         arrow = self._arrow

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -47,22 +48,14 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 class Objects:
     """The rows of the relations that have some. OIDs come from names: they are the same on all nodes."""
 
-    def __init__(self, sources: Mapping[str, Rows], users: Rows) -> None:
+    def __init__(self, known: "Objects | None" = None) -> None:
+        """`known` are objects that are there already, whose rows are not repeated."""
         self.rows: dict[str, list[Row]] = {}
-        self.namespaces: dict[str, int] = {}
-        self.relations: dict[tuple[str, str], int] = {}
-        self._taken: dict[int, str] = {}
+        self.namespaces: dict[str, int] = {} if known is None else dict(known.namespaces)
+        self.relations: dict[tuple[str, str], int] = {} if known is None else dict(known.relations)
+        self._taken: dict[int, str] = {} if known is None else dict(known._taken)
         self._types: dict[tuple[int, int], tuple[int, int]] = {}
         """Types and modifiers of columns, by table and number."""
-        self._constraints: list[tuple[int, str]] = []
-        self._indexes: list[tuple[int, str]] = []
-        self._add_types()
-        self._add_namespaces([name for (name,) in sources["namespaces"]])
-        self._add_tables(sources)
-        self._add_system()
-        self._add_constants(users)
-        self.rows["x_constraints"] = list(self._constraints)
-        self.rows["x_indexes"] = list(self._indexes)
 
     def _oid(self, kind: str, name: str) -> int:
         """The OID of an object: of its name, and the next free one if another has that."""
@@ -94,7 +87,7 @@ class Objects:
         self.rows["x_types"] = list(names)
 
     def _add_namespaces(self, names: Iterable[str]) -> None:
-        for name in ("pg_catalog", "information_schema", "system", *names):
+        for name in names:
             oid = PG_CATALOG if name == "pg_catalog" else self._oid("namespace", name)
             self.namespaces[name] = oid
             self._add("pg_namespace", oid=oid, nspname=name, nspowner=OWNER)
@@ -137,6 +130,8 @@ class Objects:
         oid = RELATIONS.get(name, 0) if namespace == "pg_catalog" else 0
         oid = oid or self._oid("relation", f"{namespace}.{name}")
         self.relations[namespace, name] = oid
+        names = (oid, namespace, quoted(name), f"{quoted(namespace)}.{quoted(name)}")
+        self.rows.setdefault("x_names", []).append(names)
         self._add(
             "pg_class", oid=oid, relname=name, relnamespace=self.namespaces.get(namespace, 0), relowner=OWNER,
             relam={"r": HEAP, "i": BTREE}.get(kind, 0), relfilenode=oid if kind in "ri" else 0, reltuples=-1.0,
@@ -188,7 +183,8 @@ class Objects:
         listed = ", ".join(map(quoted, key))
         unique = "UNIQUE " if kind else ""
         target = f"{quoted(namespace)}.{quoted(of)}"
-        self._indexes.append((index, f"CREATE {unique}INDEX {quoted(name)} ON {target} USING btree ({listed})"))
+        text = f"CREATE {unique}INDEX {quoted(name)} ON {target} USING btree ({listed})"
+        self.rows.setdefault("x_indexes", []).append((index, text))
         if kind in ("p", "u"):
             text = f"{'PRIMARY KEY' if kind == 'p' else 'UNIQUE'} ({listed})"
             self._add_constraint(namespace, oid, name, kind, text, conindid=index, conkey=places)
@@ -200,7 +196,7 @@ class Objects:
             convalidated=True, conrelid=table, confupdtype=" ", confdeltype=" ", confmatchtype=" ", conislocal=True,
             connoinherit=kind != "c", **values,
         )  # fmt: skip
-        self._constraints.append((oid, text))
+        self.rows.setdefault("x_constraints", []).append((oid, text))
 
     # ---------------------------------------------------------------------------------------- the server's own
 
@@ -215,7 +211,7 @@ class Objects:
                 for number, (column, kind) in enumerate(columns, 1):
                     self._attribute(oid, column, number, _OID_OF_NAME[kind], -1)
 
-    def _add_constants(self, users: Rows) -> None:
+    def _add_constants(self) -> None:
         self._add("pg_am", oid=HEAP, amname="heap", amhandler="heap_tableam_handler", amtype="t")
         self._add("pg_am", oid=BTREE, amname="btree", amhandler="bthandler", amtype="i")
         for oid, name in ((1663, "pg_default"), (1664, "pg_global")):
@@ -229,8 +225,31 @@ class Objects:
                   opcowner=OWNER, opcdefault=True)  # fmt: skip
         self._add("pg_language", oid=14, lanname="sql", lanowner=OWNER, lanpltrusted=True)
         self.rows["x_roles"] = [(OWNER, OWNER_NAME, True, False)]
+
+    def _add_roles(self, users: Rows) -> None:
         for name, role in users:
-            self.rows["x_roles"].append((self._oid("role", name), name, role in ("dba", "system"), True))
+            row = (self._oid("role", name), name, role in ("dba", "system"), True)
+            self.rows.setdefault("x_roles", []).append(row)
+
+
+@lru_cache(maxsize=1)
+def of_server() -> Objects:
+    """The objects that every server has: types, the relations of the catalog, the system tables."""
+    made = Objects()
+    made._add_types()
+    made._add_namespaces(("pg_catalog", "information_schema", "system"))
+    made._add_system()
+    made._add_constants()
+    return made
+
+
+def of_caller(sources: Mapping[str, Rows], users: Rows) -> Objects:
+    """The objects that a caller may see beside those of the server."""
+    made = Objects(of_server())
+    made._add_namespaces([name for (name,) in sources["namespaces"]])
+    made._add_tables(sources)
+    made._add_roles(users)
+    return made
 
 
 def _grouped(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:

@@ -367,6 +367,8 @@ class Query:
         arguments = [each["expression"] for each in node.get("arguments") or ()]
         if name == "format" and arguments and arguments[0].get("class") == "CONSTANT":
             return self._format(node, arguments)
+        if name in _LIKE and len(arguments) == 2:
+            return _call(_LIKE[name], *map(self._visit, arguments), _constant("\\"))
         if name in _SESSION and all(map(_is_literal, arguments)):
             return _constant(self._session(name, [self._literal(each, name) for each in arguments]))
         if name in functions.LOOKUPS:
@@ -463,6 +465,10 @@ class Query:
         return {**made, "qualified_name": {"path": [name]}}
 
 
+_LIKE: Final = {
+    "~~": "like_escape", "!~~": "not_like_escape", "~~*": "ilike_escape", "!~~*": "not_ilike_escape",
+}  # fmt: skip
+"""Patterns have a backslash as their escape, as DuckDB's have only if it is named."""
 _ROW_FUNCTIONS: Final[dict[str, tuple[str, ...]]] = {
     "pg_get_keywords": ("word", "catcode", "barelabel", "catdesc", "baredesc"),
     "aclexplode": ("grantor", "grantee", "privilege_type", "is_grantable"),
