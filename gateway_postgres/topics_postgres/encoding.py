@@ -72,13 +72,11 @@ def decimal_binary(value: Decimal) -> bytes:
     return struct.pack(f">hhHh{len(groups)}h", len(groups), weight, flag, scale, *groups)
 
 
-def _text(value: str) -> bytes:
-    return value.encode()
-
-
-def _integer(value: int) -> bytes:
-    return b"%d" % value
-
+# Without frames of Python, as there is a call for each value of a result:
+_text: Final = str.encode
+_integer: Final = b"%d".__mod__
+_boolean_text: Final = {False: b"f", True: b"t"}.__getitem__
+_boolean: Final = {False: b"\0", True: b"\1"}.__getitem__
 
 def array_of(element: int, encode: Encoder) -> Encoder:
     """The function that encodes arrays of one dimension in binary."""
@@ -118,7 +116,7 @@ def _vector(values: Sequence[Any]) -> bytes:
 
 
 TEXT: Final[dict[Kind | CatalogKind, Encoder]] = {
-    Kind.BOOLEAN: lambda value: b"t" if value else b"f",
+    Kind.BOOLEAN: _boolean_text,
     Kind.SMALLINT: _integer,
     Kind.INTEGER: _integer,
     Kind.BIGINT: _integer,
@@ -134,7 +132,7 @@ TEXT: Final[dict[Kind | CatalogKind, Encoder]] = {
     Kind.UUID: _text,
 }
 BINARY: Final[dict[Kind | CatalogKind, Encoder]] = {
-    Kind.BOOLEAN: lambda value: b"\1" if value else b"\0",
+    Kind.BOOLEAN: _boolean,
     Kind.SMALLINT: _I16,
     Kind.INTEGER: _I32,
     Kind.BIGINT: _I64,

@@ -52,8 +52,8 @@ _DEFAULTS: Final = {
     "transaction_read_only": "off",
 }
 _READ_ONLY: Final = words(
-    """in_hot_standby integer_datetimes is_superuser max_identifier_length max_index_keys scram_iterations server_encoding
-    server_version server_version_num session_authorization"""
+    """in_hot_standby integer_datetimes is_superuser max_identifier_length max_index_keys scram_iterations
+    server_encoding server_version server_version_num session_authorization"""
 )
 _IGNORED: Final = words(
     """array_nulls backslash_quote check_function_bodies constraint_exclusion default_table_access_method
