@@ -15,6 +15,7 @@ from topics_net.listener import Listener
 from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_postgres import variables, wire
 from topics_postgres.authentication import Cancel, Opened, opened, take_connection
+from topics_postgres.catalog.answering import Catalogs
 from topics_postgres.connection import Connection
 from topics_postgres.errors import FatalError, MalformedError, PgError
 from topics_postgres.session import Session
@@ -64,6 +65,7 @@ class PostgresServer(Listener):
         self.started = time.time()
         self.mock_key = secrets.token_bytes(32)
         self.splitter = Splitter(variables.is_known)
+        self.catalogs = Catalogs()
         self._cancels = cancels
         self._sock = sock
         self._log = RateLimitedLogger(log)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from topics_postgres import decoding, oids, wire
 from topics_postgres.authentication import Opened
+from topics_postgres.catalog.asking import asking
 from topics_postgres.connection import Connection, Message
 from topics_postgres.encoding import Encoder, encoders
 from topics_postgres.errors import CANCELED, FatalError, MalformedError, PgError, Piece, from_topics
 from topics_postgres.portals import Portal, Portals, Prepared, Statements, expanded
 from topics_postgres.quick import QuickPath, QuickStatement
-from topics_postgres.statements import Begin, Copy, Forget, Set, Show, Sql, Statement, substituted
+from topics_postgres.statements import Begin, CatalogQuery, Copy, Forget, Set, Show, Sql, Statement, substituted
 from topics_postgres.transfer import CopyTransfer
 from topics_postgres.values import session_value
 from topics_postgres.variables import Variables
@@ -229,6 +230,11 @@ class Session:
                     text = substituted(statement, lambda call: session_value(self, call))
                 work = self.sql.execute(text, values, given, size=size, in_batch=in_batch, paged=True)
                 answer: Answer = await self.guarded(work, statement.piece)
+            elif isinstance(statement, CatalogQuery):
+                asked = self.server.catalogs.answer(
+                    self.sql, statement.piece, values, list(map(oids.oid_of, given)), asking(self)
+                )
+                answer = await self.guarded(asked, statement.piece)
             else:
                 answer = await self._of_session(statement)
         except PgError:
@@ -416,6 +422,10 @@ class Session:
         prepared.oids = tuple(given)
         if isinstance(statement, Show):
             prepared.columns = (ResultColumn(statement.name, TEXT),)
+        if isinstance(statement, CatalogQuery):
+            described = self.server.catalogs.describe(self.sql, statement.piece, given, asking(self))
+            prepared.oids, prepared.columns = await self.guarded(described, statement.piece)
+            prepared.given = tuple(map(oids.type_of_catalog, prepared.oids))
         if not isinstance(statement, Sql):
             return
         if self.sql.is_failed and statement.first not in ("commit", "rollback"):
