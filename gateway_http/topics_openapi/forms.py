@@ -63,6 +63,12 @@ _GROUP: Final = Form(required=True, more={"minLength": 1, "maxLength": 255})
 _VALUES: Final[Schema] = {"type": "array", "items": ANY}
 _ROWS: Final[Schema] = {"type": "array", "items": _VALUES}
 _LIVE_ROW: Final[Schema] = {"type": "object", "description": "Values by the names of the columns."}
+_BIGINT: Final[Schema] = {
+    "description": "How BIGINT values are written in the answer: as numbers, or as text for JavaScript, whose "
+    "numbers are exact up to 2^53 only. Default: number.",
+    "type": "string",
+    "enum": ["number", "string"],
+}
 _WORDS_OF_OP: Final[Schema] = {"type": "string", "enum": ["Insert", "Update", "Delete"]}
 _WORDS_OF_MODE: Final[Schema] = {"type": "string", "enum": ["Key", "Full", "Diff"]}
 _START: Final[Schema] = {
@@ -187,11 +193,15 @@ REQUESTS: Final[Mapping[str, Form]] = {
     "SqlServiceConsumeRequest.timeout_seconds": Form(null=True, schema=AMOUNT),
     "SqlServiceAckRequest.group_id": _GROUP,
     "SqlServiceAckRequest.partition_id": Form(null=True, schema=U32),
-    "SqlServiceAckRequest.upto_offset": _REQUIRED,
+    "SqlServiceConsumeRequest.claim": _NULL,
+    "ClaimOptions.visibility_seconds": Form(null=True, schema=AMOUNT | {"minimum": 1}),
+    "SqlServiceAckRequest.claim_id": _NULL,
 }
 """Fields of requests, by message and name."""
 
 ANSWERS: Final[Mapping[str, Form]] = {
+    "SqlServiceAckResponse.acknowledged_offset": _NULL,
+    "SqlServiceAckResponse.none_yet": _OMIT,
     "TopicConfig.priority": _NULL,
     "TopicConfig.dead_letter": _NULL,
     "TopicConfig.retain_until_acked_by": _ABSENT,
@@ -296,14 +306,8 @@ ADDED: Final[Mapping[str, Schema]] = {
         "topic": TEXT | {"description": "In place of `topics`: the one topic concerned."},
         "partition": U32 | {"description": "With `topic`: the one partition concerned."},
     },
-    "ExecuteRequest": {
-        "bigint": {
-            "description": "How BIGINT values are written in the answer: as numbers, or as text for JavaScript, whose "
-            "numbers are exact up to 2^53 only. Default: number.",
-            "type": "string",
-            "enum": ["number", "string"],
-        },
-    },
+    "ExecuteRequest": {"bigint": _BIGINT},
+    "SubscribeRequest": {"bigint": _BIGINT},
     "ExecuteResponse": {
         "status": {"description": "An error has the status `error`.", "type": "string", "enum": ["success"]},
     },

@@ -1,4 +1,4 @@
-"""`topics sql --follow`: the rows of a live query, and their changes as they come, a JSON object for each line."""
+"""`topics sql --follow`: the rows of a live query, then their changes, a JSON object for each line."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="follow the one query of -c: its rows, then their changes, as JSON lines, until Ctrl-C",
     )
     parser.add_argument(
-        "--after", metavar="POSITION", help="with --follow: go on behind this position, of an earlier line"
+        "--after", metavar="POSITION", help="with --follow: continue behind this position, of an earlier line"
     )
 
 

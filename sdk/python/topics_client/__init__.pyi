@@ -70,6 +70,7 @@ from .sqllive import (
 )
 from .sqlresults import (
     Message as Message,
+    MessageClaim as MessageClaim,
     MessageGap as MessageGap,
     Messages as Messages,
     SqlColumn as SqlColumn,

@@ -34,7 +34,7 @@ class SqlServicer(sql_service_pb2_grpc.SqlServiceServicer):
 
     async def Ack(self, request: pb.SqlServiceAckRequest, context: Context) -> pb.SqlServiceAckResponse:
         acknowledged = await self._api.consumers.ack(sql.ack_request(request), principal=caller())
-        return pb.SqlServiceAckResponse(success=True, acknowledged_offset=acknowledged)
+        return sql.ack_response(acknowledged)
 
     async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> AsyncIterator[pb.SubscribeResponse]:
         made = sql.LiveFrames()

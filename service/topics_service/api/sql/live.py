@@ -40,7 +40,7 @@ _END: Final[Sequence[Value]] = ()
 
 
 class LiveRequest(Struct, kw_only=True):
-    """A live query, with the position to go on behind; None: begin with a snapshot."""
+    """A live query, with the position to continue behind; None: begin with a snapshot."""
 
     sql: str
     params: Sequence[Any] | None = None
@@ -204,7 +204,7 @@ class _Stream:
         self._at = 0
         """The number of the last change that was looked at."""
         self._told = -1
-        """The number of the last change whose position the reader knows; -1 until it was told of any."""
+        """The number of the last change whose position the reader knows; -1 until it knows one."""
 
     async def frames(self, after: Position | None) -> AsyncGenerator[LiveFrame, None]:
         """All frames, until an error ends them."""
@@ -246,7 +246,7 @@ class _Stream:
                     yield HeartbeatFrame(ts=api.now_ms()) if self._told == self._at else self._caught_up()
 
     def _gap(self, after: Position) -> tuple[str, str] | None:
-        """The position that reading can't go on behind, and why not; None if it can."""
+        """The position that reading can't continue behind, and why not; None if it can."""
         why = self._log.why_not(after)
         return None if why is None else (after.text, why)
 

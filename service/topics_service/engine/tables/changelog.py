@@ -164,7 +164,7 @@ class ChangeLog:
         return Position(self.state.lives[0][0], change)
 
     def why_not(self, position: Position) -> str | None:
-        """Why reading can't go on behind a position; None if it can."""
+        """The reason why reading can't continue behind a position; None if it can."""
         lives = self.state.lives
         for at, (life, first) in enumerate(lives):
             if life == position.life:
@@ -242,7 +242,7 @@ class ChangeLogs:
         self.max_bytes = 64 << 20
         """Of the entries of a log; a commit of more begins a new one. Set by the composition root, as the next is."""
         self.idle_ms = 3_600_000
-        """The time after which a log is dropped that nobody follows, unless its table is defined to have one."""
+        """The time after which a log without followers is dropped, unless its table is defined to have one."""
         self.logs: dict[int, ChangeLog] = {}
         self._writer = writer
         self._clock = clock
@@ -365,7 +365,7 @@ class ChangeLogs:
                 self.logs[number].wake()
 
     def upkeep(self) -> bool:
-        """Drop a log that nobody has followed for long enough; return True if there may be more."""
+        """Drop a log that has had no followers for long enough; return True if there may be more."""
         due = self._clock.now_ms() - self.idle_ms
         for log in self.logs.values():
             if not log.followers and not log.state.is_kept and log.idle_since <= due:

@@ -114,6 +114,8 @@ class Analysis(Struct, frozen=True):
     tables: tuple[Table, ...]
     system: tuple[str, ...]
     why: str
+    read: tuple[int, ...] = ()
+    """Of a query that finds the rows of a change: the tables that it reads beside them, by their numbers."""
 
 
 class Subscribe(Struct, frozen=True):
@@ -131,6 +133,9 @@ class Subscribe(Struct, frozen=True):
 
 
 # ----------------------------------------------------------------------- writing
+#
+# A change with a `query` runs once for each row of it: the values of the row are the first parameters, and those of
+# the statement follow.
 
 
 class OnConflict(Struct, frozen=True, omit_defaults=True):
@@ -155,6 +160,7 @@ class Insert(Struct, frozen=True, omit_defaults=True):
     select: Select | None = None
     conflict: OnConflict | None = None
     returning: tuple[Output, ...] = ()
+    query: Analysis | None = None
 
 
 class Update(Struct, frozen=True, omit_defaults=True):
@@ -165,6 +171,7 @@ class Update(Struct, frozen=True, omit_defaults=True):
     assignments: tuple[tuple[int, Expression | None], ...]
     filter: Expression | None = None
     returning: tuple[Output, ...] = ()
+    query: Analysis | None = None
 
 
 class Delete(Struct, frozen=True, omit_defaults=True):
@@ -174,6 +181,7 @@ class Delete(Struct, frozen=True, omit_defaults=True):
     access: Scan | Lookup
     filter: Expression | None = None
     returning: tuple[Output, ...] = ()
+    query: Analysis | None = None
 
 
 # ------------------------------------------------------------------- definitions
@@ -196,7 +204,7 @@ class CreateTable(Struct, frozen=True):
     table: Table
     if_not_exists: bool = False
     changes: bool = False
-    """The table has a log of changes, also while nobody follows it."""
+    """The table has a log of changes, also without followers."""
 
 
 class AddColumn(Struct, frozen=True):

@@ -234,7 +234,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A query needs more memory than the server gives to one. Detail: `sqlstate`, and the place.
     HTTP 413, gRPC RESOURCE_EXHAUSTED.
     """
-    ERROR_REASON_SCHEMA_CHANGED: _ErrorReason.ValueType  # 51
+    ERROR_REASON_CLAIM_EXPIRED: _ErrorReason.ValueType  # 51
+    """The claim has ended, and another worker of the group holds some of its messages. Detail: `claim_id`.
+    HTTP 409, gRPC FAILED_PRECONDITION.
+    """
+    ERROR_REASON_SCHEMA_CHANGED: _ErrorReason.ValueType  # 52
     """The columns or the name of a table were changed while a live query followed it: the stream ends. Asking again, with
     the last position, goes on with the table as it is. Detail: `sqlstate`, `table`.
     HTTP 409, gRPC ABORTED.
@@ -454,7 +458,11 @@ ERROR_REASON_QUERY_TOO_LARGE: ErrorReason.ValueType  # 50
 """A query needs more memory than the server gives to one. Detail: `sqlstate`, and the place.
 HTTP 413, gRPC RESOURCE_EXHAUSTED.
 """
-ERROR_REASON_SCHEMA_CHANGED: ErrorReason.ValueType  # 51
+ERROR_REASON_CLAIM_EXPIRED: ErrorReason.ValueType  # 51
+"""The claim has ended, and another worker of the group holds some of its messages. Detail: `claim_id`.
+HTTP 409, gRPC FAILED_PRECONDITION.
+"""
+ERROR_REASON_SCHEMA_CHANGED: ErrorReason.ValueType  # 52
 """The columns or the name of a table were changed while a live query followed it: the stream ends. Asking again, with
 the last position, goes on with the table as it is. Detail: `sqlstate`, `table`.
 HTTP 409, gRPC ABORTED.

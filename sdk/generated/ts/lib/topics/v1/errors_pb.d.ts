@@ -478,13 +478,21 @@ export enum ErrorReason {
   QUERY_TOO_LARGE = 50,
 
   /**
+   * The claim has ended, and another worker of the group holds some of its messages. Detail: `claim_id`.
+   * HTTP 409, gRPC FAILED_PRECONDITION.
+   *
+   * @generated from enum value: ERROR_REASON_CLAIM_EXPIRED = 51;
+   */
+  CLAIM_EXPIRED = 51,
+
+  /**
    * The columns or the name of a table were changed while a live query followed it: the stream ends. Asking again, with
    * the last position, goes on with the table as it is. Detail: `sqlstate`, `table`.
    * HTTP 409, gRPC ABORTED.
    *
-   * @generated from enum value: ERROR_REASON_SCHEMA_CHANGED = 51;
+   * @generated from enum value: ERROR_REASON_SCHEMA_CHANGED = 52;
    */
-  SCHEMA_CHANGED = 51,
+  SCHEMA_CHANGED = 52,
 }
 
 /**
