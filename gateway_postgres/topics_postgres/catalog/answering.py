@@ -16,7 +16,8 @@ from topics_postgres.errors import PgError, Piece
 from topics_service.api.sql.analysis.api import check_installed, until
 from topics_service.api.sql.analysis.duck import StoppedError
 from topics_service.api.sql.requests import ResultColumn, SqlResult
-from topics_service.api.sql.session import Answer, SqlSession
+from topics_service.api.sql.session import Answer
+from topics_service.api.sql.sessions import Session
 
 if TYPE_CHECKING:
     from topics_postgres.catalog.database import Database, Run
@@ -131,21 +132,21 @@ class Catalogs:
                 found.users -= 1
 
     async def describe(
-        self, sql: SqlSession, piece: Piece, given: Sequence[int], asking: Asking
+        self, sql: Session, piece: Piece, given: Sequence[int], asking: Asking
     ) -> tuple[tuple[int, ...], tuple[ResultColumn, ...]]:
         """The OIDs of the parameters of a query and its columns. Raises PgError."""
         job = await self._job(sql, piece, given, asking)
         return await self._ended(job, job.describe, sql.timeout_seconds)
 
     async def answer(
-        self, sql: SqlSession, piece: Piece, values: Sequence[Any], given: Sequence[int], asking: Asking
+        self, sql: Session, piece: Piece, values: Sequence[Any], given: Sequence[int], asking: Asking
     ) -> Answer:
         """Run a query. Raises PgError."""
         job = await self._job(sql, piece, given, asking)
         columns, rows = await self._ended(job, lambda: job.rows(values), sql.timeout_seconds)
         return Answer("Select", SqlResult(columns=columns, rows=rows, row_count=len(rows)))
 
-    async def _job(self, sql: SqlSession, piece: Piece, given: Sequence[int], asking: Asking) -> _Job:
+    async def _job(self, sql: Session, piece: Piece, given: Sequence[int], asking: Asking) -> _Job:
         check_installed()
         sources = [await _rows(sql, each) for each in SOURCES.values()]
         sources.append(await _rows(sql, _USERS) if asking.variables["is_superuser"] else ())
@@ -171,7 +172,7 @@ class Catalogs:
             self._turns.release()
 
 
-async def _rows(sql: SqlSession, query: str) -> Rows:
+async def _rows(sql: Session, query: str) -> Rows:
     """All rows of a query of the engine."""
     answer = await sql.execute(query, paged=True)
     rows = list(map(tuple, answer.result.rows))
