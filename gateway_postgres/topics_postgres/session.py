@@ -112,7 +112,7 @@ class Session:
         if principal.key_id and not self.server.authorizer.admits(RPC, principal):
             return False
         connection, settings = self.connection, self.server.settings
-        is_idle = self.sql.transaction is None
+        is_idle = not self.sql.has_transaction
         connection.deadline = connection.now() + (
             settings.idle_seconds if is_idle else settings.transaction_idle_seconds
         )

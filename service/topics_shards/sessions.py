@@ -1,7 +1,7 @@
 """Sessions of SQL at a node that may not have SQL's shard: their statements run where it is.
 
 The owner has a session only while a transaction or a result is under way. When the shard moves, an open transaction
-ends with SQLSTATE 40001, and everything else goes on at the new owner.
+ends with SQLSTATE 40001, and everything else continues at the new owner.
 """
 
 import asyncio
@@ -10,12 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
+from decimal import Decimal
 from typing import Any, Final
 
 from topics_net import background
 from topics_service.api.access.auth import Principal
 from topics_service.api.sql.cancels import SessionCancels
 from topics_service.api.sql.held import HeldSessions
+from topics_service.api.sql.pointread import PointRead
 from topics_service.api.sql.relaying import SessionReply, SessionState, SessionStatement
 from topics_service.api.sql.requests import SqlResult
 from topics_service.api.sql.session import Answer, Described, Status
@@ -34,6 +36,7 @@ _TRIES: Final = 8
 _RETRY_SECONDS: Final = 0.1
 _ROWS_BYTES: Final = 4 << 20  # of one call
 _VALUE_BYTES: Final = 8
+_MAX_BITS: Final = 63
 _CANCEL_SECONDS: Final = 5.0
 _MAX_CANCELS: Final = 64
 _CHANCE_BITS: Final = 19  # of the number of a session; the others name its process
@@ -102,7 +105,7 @@ class RelayedSessions:
         except (TopicsError, LostCallError) as error:
             if not attached.done():
                 attached.set_exception(error)
-                attached.exception()  # nobody may wait for it
+                attached.exception()  # also if no call waits for it
         finally:
             if self._attached is attached:
                 self._lease, self._attached = "", None
@@ -161,12 +164,18 @@ class RelayedSession:
 
     async def describe(self, sql: str, given: tuple[Type | None, ...] = ()) -> Described:
         """See Session."""
-        try:
-            return await self._sessions.shards.call(
-                SQL_SHARD, HeldSessions.describe, sql, given, self.namespace, principal=self._principal
-            )
-        except LostCallError:
-            raise _unreachable() from None
+        for _ in range(_TRIES):
+            try:
+                return await self._sessions.shards.call(
+                    SQL_SHARD, HeldSessions.describe, sql, given, self.namespace, principal=self._principal
+                )
+            except LostCallError:
+                raise _unreachable() from None
+            except TopicsError as error:
+                if not _is_leaving(error):
+                    raise
+            await asyncio.sleep(_RETRY_SECONDS)
+        raise _unreachable()
 
     async def execute(
         self,
@@ -180,7 +189,7 @@ class RelayedSession:
     ) -> Answer:
         """See Session."""
         statement = SessionStatement(
-            sql=sql, params=params, given=given, size=size, in_batch=in_batch, paged=paged
+            sql=sql, params=_carried(params), given=given, size=size, in_batch=in_batch, paged=paged
         )  # fmt: skip
         reply = await self._run(statement)
         rest = None
@@ -189,11 +198,15 @@ class RelayedSession:
             rest = RelayedPages(self, self._lease, reply.pages)
         return Answer(reply.kind, reply.result or SqlResult(), reply.notice, rest)
 
+    def point(self, sql: str, given: tuple[Type | None, ...] = ()) -> PointRead | None:
+        """See Session: rows are not here."""
+        return None
+
     async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         """See Session."""
         count = 0
         for part in _parts(rows):
-            reply = await self._run(SessionStatement(sql=sql, rows=part, in_batch=True))
+            reply = await self._run(SessionStatement(sql=sql, rows=list(map(_carried, part)), in_batch=True))
             count += 0 if reply.result is None else reply.result.row_count
         return count
 
@@ -249,8 +262,12 @@ class RelayedSession:
                 raise self._lost_call(word) from None
             except TopicsError as error:
                 raise self._unsent(error, word) from None
-            if reply.is_attached and reply.is_known:
+            if reply.is_attached and reply.is_known and not _is_leaving(reply.error):
                 return self._taken(reply)
+            if reply.error is not None:  # a query or a change of rows had no effect, a definition may have had one
+                if self.has_transaction or word not in _OF_TRANSACTIONS:
+                    raise self._lost_call(word)
+                reply.is_attached = False
             self._is_kept = False
             if not reply.is_attached:
                 sessions.drop(lease)
@@ -341,6 +358,9 @@ class RelayedSession:
                     return page.rows
         except LostCallError:
             pass
+        except TopicsError as error:
+            if not _is_leaving(error) and error.reason is not Reason.NOT_READY:
+                raise
         message = "the node that has the rest of the rows is gone: run the query again"
         raise self._lose("rows", sql_error(Reason.TRANSACTION_ERROR, message, sqlstate=CONFLICT))
 
@@ -406,11 +426,21 @@ class RelayedCancels:
                 self._under_way -= 1
 
 
+def _is_leaving(error: TopicsError | None) -> bool:
+    """Return whether the owner refused a call since the shard leaves it."""
+    return error is not None and error.reason is Reason.SHUTTING_DOWN
+
+
 def _first_word(sql: str) -> str:
     """The first word of a statement, which begins with it; none for a ROLLBACK to a savepoint."""
     match = _WORD.match(sql)
     word = "" if match is None else match[1].lower()
     return "" if word == "rollback" and "to" in sql.lower().split()[1:3] else word
+
+
+def _carried(values: Sequence[Any]) -> Sequence[Any]:
+    """Values as they can be sent: whole numbers of more than 64 bits as decimals."""
+    return [Decimal(each) if each.__class__ is int and each.bit_length() > _MAX_BITS else each for each in values]
 
 
 def _parts(rows: Sequence[Sequence[Any]]) -> Iterable[Sequence[Sequence[Any]]]:

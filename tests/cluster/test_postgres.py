@@ -1,6 +1,7 @@
 """Connections of PostgreSQL clients at nodes with several shards, within one event loop, while SQL's shard moves."""
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -36,6 +37,14 @@ class Nodes:
         made = await psycopg.AsyncConnection.connect(where, autocommit=autocommit)
         return await self.stack.enter_async_context(made)
 
+    async def connect_again(self, name: str) -> Connection:
+        """Connect to a node, as soon as it takes connections."""
+        async with asyncio.timeout(20):
+            while True:
+                with contextlib.suppress(psycopg.OperationalError):
+                    return await self.connect(name)
+                await asyncio.sleep(0.01)
+
     def owner(self) -> str:
         """The name of the node that runs SQL."""
         owner = self.world.entries.view().owners.get(SQL_SHARD)
@@ -63,14 +72,16 @@ class Nodes:
 @pytest.fixture
 async def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Nodes]:
     world = await world_of(3, tmp_path, monkeypatch)
-    async with AsyncExitStack() as stack:
-        made = {}
-        for name in "abc":
-            made[name] = await stack.enter_async_context(world.node(name, pg_port="0", sql_statement_timeout=20.0))
+    made = {name: world.node(name, pg_port="0", sql_statement_timeout=20.0) for name in "abc"}
+    try:
+        for node in made.values():
+            await node.__aenter__()
         nodes = Nodes(world, made)
         await until(lambda: bool(nodes.owner()))
         async with nodes.stack:
             yield nodes
+    finally:
+        await asyncio.gather(*(node.__aexit__(None, None, None) for node in made.values()))
 
 
 def others(nodes: Nodes) -> list[str]:
@@ -249,5 +260,5 @@ async def test_with_one_shard_connections_are_passed_on_to_its_owner(tmp_path: P
             with pytest.raises(psycopg.OperationalError):
                 await changing.execute("INSERT INTO t VALUES (2)")
             for name in "ab":
-                db = await nodes.connect(name)
+                db = await nodes.connect_again(name)
                 assert await fetched(db, "SELECT count(*) FROM t") == [(0,)]

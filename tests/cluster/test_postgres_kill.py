@@ -1,6 +1,7 @@
 """psql, psycopg and asyncpg at three nodes, of which the one that runs SQL is killed in the middle of transactions."""
 
 import asyncio
+import contextlib
 import subprocess
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -62,29 +63,39 @@ class Writer:
 @pytest.mark.timeout(180)
 async def test_clients_at_three_nodes_over_a_kill_of_the_owner(tmp_path: Path, s3: S3, etcd: Etcd) -> None:
     """Committed pairs are there, others are not, and none is half there; connections to the nodes that live stay."""
-    facts = {"shards": 8, "postgres": True}
-    with Cluster(tmp_path / "nodes", etcd.address, s3.bucket(), s3.environment, **facts) as cluster:  # type: ignore[arg-type]
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = Cluster(tmp_path / "nodes", etcd.address, s3.bucket(), s3.environment, shards=8, postgres=True)
+        stack.enter_context(cluster)
         await asyncio.to_thread(cluster.wait_for_followers, 1)
         victim = cluster.owner()
         living = [node for node in cluster.nodes if node is not victim]
         for node in cluster.nodes:
             table = f"CREATE TABLE {node.name} (id BIGINT PRIMARY KEY)"
             assert await asyncio.to_thread(psql, node, table, f"INSERT INTO {node.name} VALUES (7)") == ""
-        await asyncio.to_thread(psql, living[0], "CREATE TABLE pairs (id BIGINT PRIMARY KEY, body TEXT)")
+        await asyncio.to_thread(
+            psql,
+            living[0],
+            "CREATE TABLE pairs (id BIGINT PRIMARY KEY, body TEXT) WITH (durability = 'fsync')",
+        )
         wheres = {node.name: f"host={node.host} port={node.pg_port} user=ada" for node in cluster.nodes}
 
-        idle = [await psycopg.AsyncConnection.connect(wheres[node.name], autocommit=True) for node in living]
+        async def connect(node: Node, *, autocommit: bool) -> psycopg.AsyncConnection[Any]:
+            made = await psycopg.AsyncConnection.connect(wheres[node.name], autocommit=autocommit)
+            return await stack.enter_async_context(made)
+
+        idle = [await connect(node, autocommit=True) for node in living]
         for db in idle:
             db.prepare_threshold = 0
             assert await (await db.execute("SELECT id FROM a WHERE id = %s", (7,))).fetchall() == [(7,)]
-        waiting = [await psycopg.AsyncConnection.connect(wheres[node.name]) for node in living]
+        waiting = [await connect(node, autocommit=False) for node in living]
         for number, db in enumerate(waiting):
             await db.execute("INSERT INTO pairs VALUES (%s, 'never')", (-1 - number,))
 
         over, writers, work = asyncio.Event(), list[Writer](), list[asyncio.Task[None]]()
         for number, node in enumerate(living):
-            by_psycopg = await psycopg.AsyncConnection.connect(wheres[node.name], autocommit=True)
+            by_psycopg = await connect(node, autocommit=True)
             by_asyncpg = await asyncpg.connect(host=node.host, port=node.pg_port, user="ada", ssl=False)
+            stack.push_async_callback(by_asyncpg.close)
 
             async def write(pair: int, db: Any = by_psycopg) -> None:
                 async with db.transaction():
@@ -119,8 +130,6 @@ async def test_clients_at_three_nodes_over_a_kill_of_the_owner(tmp_path: Path, s
             await db.rollback()
         for db in idle:  # by the statement that was prepared at the dead node
             assert await (await db.execute("SELECT id FROM a WHERE id = %s", (7,))).fetchall() == [(7,)]
-        for db in (*idle, *waiting):
-            await db.close()
 
         await asyncio.to_thread(victim.start)
         found = [set(map(int, psql(node, "SELECT id FROM pairs").split())) for node in cluster.nodes]

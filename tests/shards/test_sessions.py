@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from topics_service.api.sql.session import PAGE_ROWS, Status
 from topics_service.engine.errors import TopicsError
 from topics_shards.sessions import RelayedSession
 
+CALLED = ("describe", "execute", "query")
 ANN = Principal("user:ann", frozenset({Scope.READ, Scope.WRITE}), None, Role.DBA, "c")
 
 
@@ -84,6 +86,17 @@ async def test_rows_of_many_parameters_are_sent_in_parts(owner: SqlOwner, db: Re
     assert owner.calls["execute"] - before == 4
     await db.finish_batch()
     assert await rows(db, "SELECT count(*) FROM t") == [(10,)]
+
+
+async def test_values_of_every_type_are_carried_both_ways(db: RelayedSession) -> None:
+    await db.execute("CREATE TABLE v (id BIGINT PRIMARY KEY, d DECIMAL(38, 0), x DOUBLE, b BYTES, j JSON, t TIMESTAMP)")
+    given = [(1, 1 << 100, float("inf"), b"\xff", '{"a":[1]}', "2024-02-29T00:00:00Z"), (2, *[None] * 5)]
+    await db.insert("INSERT INTO v VALUES ($1, $2, $3, $4, $5, $6)", given)
+    await db.finish_batch()
+    moment = 1_709_164_800_000_000
+    found = await rows(db, "SELECT * FROM v WHERE d = $1 OR d IS NULL ORDER BY id", 1 << 100)
+    assert found == [(1, Decimal(1 << 100), float("inf"), b"\xff", '{"a":[1]}', moment), (2, *[None] * 5)]
+    assert await sqlstate(db, "SELECT d FROM v WHERE id = $1", params=(1 << 70,)) == "22003"
 
 
 async def test_pages_are_of_one_moment_and_closed_with_their_end(owner: SqlOwner, db: RelayedSession) -> None:
@@ -205,6 +218,32 @@ async def test_the_outcome_of_a_statement_is_unknown_if_its_owner_is_lost(owner:
     assert (await db.execute("ROLLBACK")).result.message == "ROLLBACK"
     assert owner.lost == {"statement": 2, "transaction": 1}
     assert await rows(db, "SELECT count(*) FROM t") == [(2,)]
+
+
+async def test_a_call_that_comes_while_the_shard_leaves_is_made_at_the_new_owner(
+    owner: SqlOwner, db: RelayedSession
+) -> None:
+    def leaving(name: str) -> None:
+        if name in CALLED:
+            owner.engine.draining = True  # as between two steps of a drain
+            owner.before = arriving
+
+    def arriving(name: str) -> None:
+        if name in CALLED:
+            owner.before = lambda name: None
+            owner.move()
+
+    owner.before = leaving
+    await db.execute("INSERT INTO t VALUES (1, 'one')")
+    owner.before = leaving
+    assert (await db.describe("SELECT id FROM t")).kind == "Select"
+    owner.before = leaving
+    assert await sqlstate(db, "CREATE TABLE u (id BIGINT PRIMARY KEY)") == "40003"
+    owner.move()
+    await db.execute("BEGIN")
+    owner.before = leaving
+    assert await sqlstate(db, "INSERT INTO t VALUES (2, 'two')") == "40001"
+    assert await rows(owner.sessions.open(UNRESTRICTED), "SELECT id FROM t") == [(1,)]
 
 
 async def test_reads_and_begin_are_made_again(owner: SqlOwner, db: RelayedSession) -> None:

@@ -298,7 +298,7 @@ class _SoleShards(LocalShards):
 
 
 class _SoleSessions:
-    """What PostgreSQL's listener needs of the owner of the only shard: its calls run while that is certain."""
+    """Sessions at the owner of the only shard: their calls run while it is certain that this is the owner."""
 
     def __init__(self, term: Term, settings: Settings) -> None:
         self.api = term.core.api

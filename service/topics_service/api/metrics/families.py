@@ -117,7 +117,9 @@ def postgres(statistics: PostgresStatistics) -> Iterator[Metric]:
     meaning = "Cancel requests that were passed on to another process or node."
     yield counter("postgres_cancels_passed_on", meaning, statistics.passed_on)
     lost = [((what,), count) for what, count in statistics.lost.items()]
-    yield counter("postgres_lost", "What was lost when SQL's shard moved or its process died.", lost, ("what",))
+    yield counter(
+        "postgres_lost", "Transactions, results and outcomes lost with the owner of SQL's shard.", lost, ("what",)
+    )
 
 
 def sql(statistics: SqlStatistics) -> Iterator[Metric]:

@@ -9,6 +9,7 @@ from topics_service.api.sql.executor import SqlApi
 from topics_service.api.sql.session import SqlSession, Transactions
 
 if TYPE_CHECKING:
+    from topics_service.api.sql.pointread import PointRead
     from topics_service.api.sql.session import Answer, Described, Status
     from topics_service.engine.tables.types import Type
 
@@ -60,6 +61,10 @@ class Session(Protocol):
         paged: bool = False,
     ) -> "Answer":
         """Run one statement; see SqlSession."""
+        ...
+
+    def point(self, sql: str, given: "tuple[Type | None, ...]" = ()) -> "PointRead | None":
+        """The quick form of a statement, if it has one here; see SqlSession."""
         ...
 
     async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
