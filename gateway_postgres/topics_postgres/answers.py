@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from msgspec.structs import replace
 
 from topics_postgres import decoding, oids
+from topics_postgres.arrays import ArrayQuery
 from topics_postgres.catalog.asking import asking
 from topics_postgres.cursor_statements import Declare, Execute, Fetch, Prepare
 from topics_postgres.encoding import encoders
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from topics_postgres.session import Session
     from topics_service.api.sql.session import Pages
 
-STATEMENTS: Final = CatalogQuery | Declare | Fetch | Prepare | Execute
+STATEMENTS: Final = ArrayQuery | CatalogQuery | Declare | Fetch | Prepare | Execute
 
 
 async def perform(
@@ -36,6 +37,10 @@ async def perform(
             )
             answer: Answer = await session.guarded(answering, statement.piece)
             return answer
+        case ArrayQuery():
+            text, flat, types = statement.spread(values, given)
+            (plain,) = session.server.splitter.split(text)
+            return replace(await session.perform(plain, flat, types, in_batch=in_batch), notice="")
         case Declare():
             return await _declare(session, statement, values, given)
         case Fetch():
@@ -58,6 +63,8 @@ async def describe(session: "Session", prepared: Prepared, given: Sequence[int])
             described = session.server.catalogs.describe(session.sql, statement.piece, given, asking(session))
             prepared.oids, prepared.columns = await session.guarded(described, statement.piece)
             prepared.given = tuple(map(oids.type_of_catalog, prepared.oids))
+        case ArrayQuery():
+            await _describe_arrays(session, statement, prepared, given)
         case Declare():
             query = Prepared("", statement.query)
             await session.describe_statement(query, given)
@@ -68,6 +75,20 @@ async def describe(session: "Session", prepared: Prepared, given: Sequence[int])
             prepared.columns = session.statements.find(statement.name).columns
         case _:
             pass
+
+
+async def _describe_arrays(session: "Session", statement: ArrayQuery, prepared: Prepared, given: Sequence[int]) -> None:
+    """Describe the statement with one element of each array."""
+    (plain,) = session.server.splitter.split(statement.text({each: f"${each}" for each in statement.parameters}))
+    single = Prepared("", plain)
+    await session.describe_statement(single, [oids.ELEMENTS.get(each, each) for each in given])
+    prepared.kind, prepared.columns, prepared.given = single.kind, single.columns, single.given
+    listed = list(single.oids)
+    for number in statement.parameters:
+        declared = given[number - 1] if number <= len(given) else 0
+        known = declared in oids.ELEMENTS
+        listed[number - 1] = declared if known else oids.ARRAYS.get(listed[number - 1], oids.ARRAYS[oids.TEXT])
+    prepared.oids = tuple(listed)
 
 
 async def _declare(

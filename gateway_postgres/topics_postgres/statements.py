@@ -7,6 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 from topics_postgres import cursor_statements
+from topics_postgres.arrays import ArrayQuery, places_of
 from topics_postgres.catalog.detection import asks_for_catalog
 from topics_postgres.cursor_statements import Declare, Execute, Fetch, Prepare
 from topics_postgres.errors import PgError, Piece, from_topics
@@ -84,7 +85,7 @@ class Copy(Struct, frozen=True):
     options: dict[str, str]
 
 
-Statement = Sql | CatalogQuery | Declare | Fetch | Prepare | Execute | Begin | Set | Show | Forget | Copy
+Statement = Sql | ArrayQuery | CatalogQuery | Declare | Fetch | Prepare | Execute | Begin | Set | Show | Forget | Copy
 
 
 class Splitter:
@@ -125,6 +126,9 @@ class Splitter:
                 return Show(name)
         if first in _QUERIES and asks_for_catalog(reading.tokens, reading.first, reading.last, FUNCTIONS):
             return CatalogQuery(reading.piece)
+        places = places_of(reading)
+        if places:
+            return ArrayQuery(reading.piece, places)
         return Sql(reading.piece, first, tuple(_calls(reading)) if first in _CALLING else ())
 
 
