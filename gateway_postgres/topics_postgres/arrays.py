@@ -1,5 +1,6 @@
 """Arrays in conditions, `x = ANY ($1)` and `x <> ALL (ARRAY[1, 2])`, as the lists of IN that the engine has."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from topics_postgres.statements import _Words
 
 MAX_ELEMENTS: Final = 10_000
+_ANY: Final = re.compile(r"\b(?:any|some|all)\s*\(", re.IGNORECASE)
 _EMPTY: Final = {False: "IS NULL IS NULL", True: "IS NULL IS NOT NULL"}
 """Conditions that are false, and true, whatever stands before them."""
 
@@ -83,6 +85,8 @@ class ArrayQuery(Struct, frozen=True):
 
 def places_of(words: "_Words") -> tuple[Place, ...]:
     """The conditions on arrays in a statement. Raises PgError for a parameter that is used in another way too."""
+    if _ANY.search(words.piece.text) is None:
+        return ()
     kinds, values = words.tokens.kinds, words.tokens.values
     found = []
     for at in range(words.first, words.last - 3):

@@ -20,7 +20,7 @@ _SPECIAL: Final = {0xC000: Decimal("NaN"), 0xD000: Decimal("Infinity"), 0xF000: 
 _MAX_WEIGHT: Final = 40
 """The most groups of digits in front of the point, and decimals by four: more than any DECIMAL has."""
 _ELEMENT: Final = re.compile(
-    r'''\s*+(?:"(?P<quoted>(?:[^"\\]|\\.)*+)"\s*+|(?P<plain>(?:[^"\\{},]|\\.)++))''', re.DOTALL
+    r"""\s*+(?:"(?P<quoted>(?:[^"\\]|\\.)*+)"\s*+|(?P<plain>(?:[^"\\{},]|\\.)++))""", re.DOTALL
 )
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 _MICROS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)  # years 1 to 9999
@@ -156,7 +156,7 @@ def array_text(given: str) -> list[str | None]:
     """The elements of an array of one dimension in text: `{a,"b c",NULL}`. Raises PgError."""
     text = given.strip()
     if not text.startswith("{") or not text.endswith("}"):
-        raise PgError("22P02", f"malformed array literal: \"{given[:80]}\"")
+        raise PgError("22P02", f'malformed array literal: "{given[:80]}"')
     found: list[str | None] = []
     at, end = 1, len(text) - 1
     if not text[1:end].strip():
@@ -164,7 +164,7 @@ def array_text(given: str) -> list[str | None]:
     while True:
         element = _ELEMENT.match(text, at, end)
         if element is None:
-            raise PgError("22P02", f"malformed array literal: \"{given[:80]}\"")
+            raise PgError("22P02", f'malformed array literal: "{given[:80]}"')
         whole, at = element["quoted"], element.end()
         if whole is None:
             plain = element["plain"].strip()
@@ -174,7 +174,7 @@ def array_text(given: str) -> list[str | None]:
         if at >= end:
             return found
         if text[at] != ",":
-            raise PgError("22P02", f"malformed array literal: \"{given[:80]}\"")
+            raise PgError("22P02", f'malformed array literal: "{given[:80]}"')
         at += 1
 
 

@@ -78,6 +78,7 @@ _integer: Final = b"%d".__mod__
 _boolean_text: Final = {False: b"f", True: b"t"}.__getitem__
 _boolean: Final = {False: b"\0", True: b"\1"}.__getitem__
 
+
 def array_of(element: int, encode: Encoder) -> Encoder:
     """The function that encodes arrays of one dimension in binary."""
     head = struct.Struct(">iiiii").pack
