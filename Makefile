@@ -74,7 +74,7 @@ $(SDK_CLIENTS): $(filter-out %node_modules,$(wildcard tests/sdk/languages/setup.
 	@tests/sdk/languages/setup.sh && touch $@ || test $$? -eq 3
 
 # The Kafka clients of other languages, compiled; what has no toolchain here is left out and tried again next time.
-$(KAFKA_CLIENTS): $(filter-out %node_modules,$(wildcard tests/kafka/clients/*.sh tests/kafka/clients/java/* tests/kafka/clients/go/* tests/kafka/clients/node/*.json))
+$(KAFKA_CLIENTS): $(filter-out %node_modules,$(wildcard tests/kafka/clients/*.sh tests/kafka/clients/java/* tests/kafka/clients/tools/* tests/kafka/clients/go/* tests/kafka/clients/node/*.json))
 	@tests/kafka/clients/setup.sh && touch $@ || test $$? -eq 3
 
 # The drivers of PostgreSQL of other languages, likewise.
