@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from topics_service.api.sql.analysis import columns
 from topics_service.api.sql.analysis.cache import ROWS_A_SLICE, ArrowCache, Kept, Steps
@@ -29,6 +29,7 @@ MAX_WAITING: Final = 64
 """Queries that wait for their turn; more are refused."""
 _STOPPING: Final = 0.05
 
+T = TypeVar("T")
 SystemRows = Callable[[str], Iterable[Sequence[Value]]]
 
 
@@ -77,7 +78,7 @@ class Analyses:
         Raises `unsupported_sql` without DuckDB, `query_too_large`, `result_too_large`, `throttled`, and StoppedError
         at the deadline.
         """
-        _check_installed()
+        check_installed()
         if transaction is not None and transaction.has_order:  # all others who write wait for it
             return await self._run(action, parameters, tables, system, deadline, finish, transaction, result)
         if self._waiting >= MAX_WAITING:
@@ -128,15 +129,22 @@ class Analyses:
         rows.update({f"t{number}": table for number, table in taken.items()})
         run = Run(self._duck, action, parameters, now_us, rows, result)
         try:
-            return await _until(loop.run_in_executor(self._threads, run.run), run, deadline)
+            return await until(loop.run_in_executor(self._threads, run.run), run, deadline)
         except TopicsError as error:
             if error.reason is Reason.INTERNAL:
                 self._duck = None
             raise
 
 
-async def _until(work: "asyncio.Future[Outcome]", run: Run, deadline: float) -> Outcome:
-    """Wait for a query; stop it at its deadline, and when the caller is gone."""
+class Stoppable(Protocol):
+    """Work in a thread."""
+
+    def stop(self) -> None:
+        """End the work, which raises StoppedError. Called again until it has ended."""
+
+
+async def until(work: "asyncio.Future[T]", run: Stoppable, deadline: float) -> T:
+    """Wait for a query in a thread; stop it at its deadline, and when the caller is gone."""
     try:
         done, _ = await asyncio.wait([work], timeout=max(0.0, deadline - time.monotonic()))
         if done:
@@ -148,7 +156,7 @@ async def _until(work: "asyncio.Future[Outcome]", run: Run, deadline: float) -> 
     return work.result()
 
 
-async def _stop(work: "asyncio.Future[Outcome]", run: Run) -> None:
+async def _stop(work: "asyncio.Future[Any]", run: Stoppable) -> None:
     while not work.done():
         run.stop()
         await asyncio.wait([work], timeout=_STOPPING)
@@ -167,7 +175,7 @@ def _system_rows(name: str, system: SystemRows) -> Steps:
     return columns.joined(kinds, parts or [columns.chunk(kinds, ())])
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
     if find_spec("duckdb") is None or find_spec("pyarrow") is None:
         message = f"this query needs DuckDB, which the server has not: it comes with the extra [{EXTRA}]"
         raise sql_error(Reason.UNSUPPORTED_SQL, message, extra=EXTRA)

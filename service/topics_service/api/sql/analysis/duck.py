@@ -45,6 +45,19 @@ def _macros() -> list[str]:
     return made
 
 
+def configuration(memory_bytes: int) -> dict[str, str | bool | int | float | list[str]]:
+    """The configuration of a database that reads no file and no network, and stays within its memory."""
+    return {
+        "allow_community_extensions": "false",
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+        "enable_external_access": "false",
+        "memory_limit": f"{memory_bytes}B",
+        "temp_directory": "",
+        "threads": "1",
+    }
+
+
 class Duck:
     """One database in memory. Queries have a cursor each; several may run at once, in threads."""
 
@@ -53,18 +66,7 @@ class Duck:
         import pyarrow.compute  # noqa: F401 - loaded here, in a thread, and not when the event loop needs it first
 
         self.errors = duckdb
-        self._connection = duckdb.connect(
-            ":memory:",
-            config={
-                "allow_community_extensions": "false",
-                "autoinstall_known_extensions": "false",
-                "autoload_known_extensions": "false",
-                "enable_external_access": "false",
-                "memory_limit": f"{memory_bytes}B",
-                "temp_directory": "",
-                "threads": "1",
-            },
-        )
+        self._connection = duckdb.connect(":memory:", config=configuration(memory_bytes))
         for macro in _macros():
             self._connection.execute(macro)
         self._connection.execute("SET lock_configuration = true")
