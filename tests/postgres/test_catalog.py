@@ -105,7 +105,7 @@ def look(connection: Connection, namespace: str) -> dict[str, Any]:
         "checks": [(each["name"], each["sqltext"]) for each in seen.get_check_constraints("messages")],
         "has": (seen.has_table("messages"), seen.has_table("nothing"), seen.has_index("messages", "by_at")),
         "reflected": sorted(reflected.tables[f"{namespace}.messages"].columns.keys()),
-        "sequences": (seen.get_sequence_names(), seen.get_enums(), seen.get_table_comment("messages")),
+        "sequences": (seen.get_sequence_names(), seen.get_temp_table_names(), seen.get_table_comment("messages")),
     }
 
 
