@@ -108,8 +108,8 @@ class _Held:
 
 
 class HeldSessions:
-    """The calls of other nodes, or of this one while it may lose the shard. Only its node knows a
-    lease, and a session belongs to one principal."""
+    """The calls of other nodes, or of this one while it may lose the shard. Only its node knows a lease, and a session
+    belongs to one principal."""
 
     def __init__(self, api: TopicsApi) -> None:
         assert api.sql is not None, "callers have looked"
