@@ -23,7 +23,7 @@ EXECUTE = b"E\0\0\0\x09" + bytes(5)
 SYNC = b"S\0\0\0\4"
 FLUSH = b"H\0\0\0\4"
 INT8, TEXT = 20, 25
-MAX_CALLS = 24
+MAX_CALLS = 22
 """Python calls of the server for a row by its key, from the bytes that arrive to those of the answer."""
 
 
