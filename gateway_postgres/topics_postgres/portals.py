@@ -7,7 +7,7 @@ from topics_postgres.encoding import Encoder
 from topics_postgres.errors import PgError
 from topics_postgres.statements import Statement
 from topics_service.api.sql.requests import ResultColumn
-from topics_service.api.sql.session import Pages
+from topics_service.api.sql.session import Rest
 from topics_service.engine.tables.types import Type, Value
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Portal:
         self.encoders: Sequence[Encoder] = ()
         self.rows: Sequence[Sequence[Value]] = ()
         self.position = 0
-        self.pages: Pages | None = None
+        self.pages: Rest | None = None
         self.tag = ""
 
     def close(self) -> None:

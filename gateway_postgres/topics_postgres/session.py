@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from topics_postgres import decoding, oids, wire
+from topics_postgres import answers, decoding, oids, wire
 from topics_postgres.authentication import Opened
 from topics_postgres.connection import Connection, Message
 from topics_postgres.encoding import Encoder, encoders
@@ -20,7 +20,8 @@ from topics_postgres.values import session_value
 from topics_postgres.variables import Variables
 from topics_service.api.request_context import RequestContext, current_request
 from topics_service.api.sql.requests import ResultColumn, SqlResult
-from topics_service.api.sql.session import Answer, SqlSession, Status
+from topics_service.api.sql.session import Answer, Status
+from topics_service.api.sql.sessions import Session as SqlSession
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.tables.types import TEXT, Type, Value
 from topics_sql.tokens import words
@@ -40,7 +41,7 @@ _SYNC: Final = ord("S")
 _RUNS: Final = 2
 """The runs of a prepared query before it gets its quick form: most run once."""
 _COUNTED: Final = {"Select": "SELECT", "Consume": "CONSUME", "Update": "UPDATE", "Delete": "DELETE", "Ack": "ACK"}
-_COUNTED["Insert"] = "INSERT 0"
+_COUNTED |= {"Insert": "INSERT 0", "Fetch": "FETCH"}
 
 
 class Session:
@@ -94,7 +95,7 @@ class Session:
         """Wait for a message, for as long as the state of the session allows."""
         connection, settings = self.connection, self.server.settings
         connection.flush()
-        is_idle = self.sql.transaction is None
+        is_idle = not self.sql.has_transaction
         seconds = settings.idle_seconds if is_idle else settings.transaction_idle_seconds
         connection.deadline = self.server.now() + seconds
         connection.quick = self._quick.answer
@@ -111,7 +112,7 @@ class Session:
         if principal.key_id and not self.server.authorizer.admits(RPC, principal):
             return False
         connection, settings = self.connection, self.server.settings
-        is_idle = self.sql.transaction is None
+        is_idle = not self.sql.has_transaction
         connection.deadline = connection.now() + (
             settings.idle_seconds if is_idle else settings.transaction_idle_seconds
         )
@@ -119,7 +120,7 @@ class Session:
 
     def expired(self) -> FatalError:
         """The error of a client that sent nothing for too long."""
-        if self.sql.transaction is None:
+        if not self.sql.has_transaction:
             return FatalError("57P05", "terminating connection due to idle-session timeout")
         return FatalError("25P03", "terminating connection due to idle-in-transaction timeout")
 
@@ -228,6 +229,8 @@ class Session:
                     text = substituted(statement, lambda call: session_value(self, call))
                 work = self.sql.execute(text, values, given, size=size, in_batch=in_batch, paged=True)
                 answer: Answer = await self.guarded(work, statement.piece)
+            elif isinstance(statement, answers.STATEMENTS):
+                answer = await answers.perform(self, statement, values, given, in_batch=in_batch)
             else:
                 answer = await self._of_session(statement)
         except PgError:
@@ -271,7 +274,7 @@ class Session:
         """Let the engine's session have what the variables say."""
         sql, variables = self.sql, self.variables
         sql.namespace = variables.namespace
-        limit = sql.api.timeout_seconds
+        limit = sql.limit_seconds
         sql.timeout_seconds = min(variables.statement_timeout or limit, limit)
         sql.is_read_only = variables.is_read_only
 
@@ -406,15 +409,18 @@ class Session:
         if len(statements) > 1:
             raise PgError("42601", "cannot insert multiple commands into a prepared statement")
         prepared = Prepared(given.sql, statements[0] if statements else None)
-        await self._describe_statement(prepared, given.oids)
+        await self.describe_statement(prepared, given.oids)
         self.statements.add(given.name, prepared)
         self.connection.send(wire.PARSE_COMPLETE)
 
-    async def _describe_statement(self, prepared: Prepared, given: Sequence[int]) -> None:
+    async def describe_statement(self, prepared: Prepared, given: Sequence[int]) -> None:
+        """Note the parameters and the columns of a statement. Raises PgError."""
         statement = prepared.statement
         prepared.oids = tuple(given)
         if isinstance(statement, Show):
             prepared.columns = (ResultColumn(statement.name, TEXT),)
+        if isinstance(statement, answers.STATEMENTS):
+            await answers.describe(self, prepared, given)
         if not isinstance(statement, Sql):
             return
         if self.sql.is_failed and statement.first not in ("commit", "rollback"):

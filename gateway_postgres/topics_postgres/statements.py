@@ -6,6 +6,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from topics_postgres import cursor_statements
+from topics_postgres.arrays import ArrayQuery, places_of
+from topics_postgres.catalog.detection import asks_for_catalog
+from topics_postgres.cursor_statements import Declare, Execute, Fetch, Prepare
 from topics_postgres.errors import PgError, Piece, from_topics
 from topics_service.engine.errors import TopicsError
 from topics_sql.tokens import END, NAME, NUMBER, OPERATOR, STRING, WORD, Tokens, tokenize, words
@@ -22,6 +26,13 @@ class Sql(Struct, frozen=True):
     piece: Piece
     first: str
     calls: "tuple[Call, ...]" = ()
+
+
+class CatalogQuery(Struct, frozen=True):
+    """A query of `pg_catalog` or `information_schema`."""
+
+    piece: Piece
+    first: str = "select"
 
 
 class Call(Struct, frozen=True):
@@ -74,7 +85,7 @@ class Copy(Struct, frozen=True):
     options: dict[str, str]
 
 
-Statement = Sql | Begin | Set | Show | Forget | Copy
+Statement = Sql | ArrayQuery | CatalogQuery | Declare | Fetch | Prepare | Execute | Begin | Set | Show | Forget | Copy
 
 
 class Splitter:
@@ -107,11 +118,17 @@ class Splitter:
         rule = _RULES.get(first)
         if rule is not None:
             return rule(reading)
+        if first in cursor_statements.RULES:
+            return cursor_statements.RULES[first](reading, self._statement)
         if first == "show":
             name = _shown_name(reading)
             if name and (self._shown(name) or "." in name):
                 return Show(name)
-        _refuse_types(reading)
+        if first in _QUERIES and asks_for_catalog(reading.tokens, reading.first, reading.last, FUNCTIONS):
+            return CatalogQuery(reading.piece)
+        places = places_of(reading)
+        if places:
+            return ArrayQuery(reading.piece, places)
         return Sql(reading.piece, first, tuple(_calls(reading)) if first in _CALLING else ())
 
 
@@ -479,20 +496,11 @@ FUNCTIONS: Final = words(
     inet_server_port pg_advisory_unlock_all pg_backend_pid pg_current_xact_id pg_is_in_recovery
     pg_postmaster_start_time session_user set_config txid_current version"""
 )
+_QUERIES: Final = frozenset({"select", "with", "values", "table", ""})
+"""The words that a query begins with; none if it is in parentheses."""
 _CALLING: Final = frozenset({"select", "with", "values", "insert", "update", "delete", "explain"})
 _BARE: Final = frozenset({"current_user", "session_user", "current_schema", "current_catalog", "current_role"})
 """Functions that may stand without parentheses."""
-
-
-_TYPE_LOOKUPS: Final = frozenset({"regtype", "to_regtype"})
-
-
-def _refuse_types(words: _Words) -> None:
-    """Refuse to look up a type by its name, as drivers do for types of extensions: there is none of that name."""
-    tokens = words.tokens
-    for at in range(words.first, words.last):
-        if tokens.kinds[at] == WORD and tokens.values[at] in _TYPE_LOOKUPS:
-            raise PgError("42704", "the type does not exist: types can't be looked up by name")
 
 
 def _calls(words: _Words) -> list[Call]:

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Generator, Sequence
 from enum import Enum
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
@@ -57,6 +57,18 @@ class Described(Struct, frozen=True):
     """Those of the caller's types that the statement needs, for `execute`."""
 
 
+class Rest(Protocol):
+    """Rows of a result that are still to come."""
+
+    async def next(self) -> Sequence[Sequence[Value]]:
+        """The next page; an empty one is the end."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the rows. Idempotent."""
+        ...
+
+
 class Pages:
     """The rows of a query behind the first page. They are of one moment, which the store keeps until `close`."""
 
@@ -82,7 +94,7 @@ class Answer(Struct, frozen=True):
     kind: str
     result: SqlResult
     notice: str = ""
-    pages: Pages | None = None
+    pages: Rest | None = None
 
 
 class Transactions:
@@ -115,6 +127,16 @@ class SqlSession:
         self._is_implicit = False
         self._transactions = transactions
         self._counted = 0
+
+    @property
+    def limit_seconds(self) -> float:
+        """The longest time that a statement may take."""
+        return self.api.timeout_seconds
+
+    @property
+    def has_transaction(self) -> bool:
+        """Return whether there is a transaction, of either kind."""
+        return self.transaction is not None
 
     @property
     def status(self) -> Status:
@@ -406,17 +428,6 @@ class _Statement(Run):
             transaction.rollback()
             session.over()
         await self._api.settle(ticket)
-
-    async def _committed(self, transaction: OptimisticTransaction) -> int:
-        if not transaction.has_changes:
-            return transaction.commit()
-        await self._lock()
-        try:
-            self._api.pressure.check()
-            await self._finish(transaction.validate())
-            return transaction.commit()
-        finally:
-            self._api.writing.release()
 
     async def _rollback(self, action: plans.Rollback) -> SqlResult:
         session = self._session

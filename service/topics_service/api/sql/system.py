@@ -91,6 +91,11 @@ class SystemTables:
                     index.unique, index.constraint, index.state.value,
                 )  # fmt: skip
 
+    def _checks(self, principal: Principal) -> Iterator[Row]:
+        for table in self._allowed(principal):
+            for check in table.checks:
+                yield table.namespace, table.name, check.name, check.text
+
     def _topics(self, principal: Principal) -> Iterator[Row]:
         for topic in self._visible(principal):
             config = topic.config
@@ -178,6 +183,7 @@ _MAKERS: Final[dict[str, Callable[[SystemTables, Principal], Iterator[Row]]]] = 
     "tables": SystemTables._tables,
     "columns": SystemTables._columns,
     "indexes": SystemTables._indexes,
+    "checks": SystemTables._checks,
     "topics": SystemTables._topics,
     "topic_routes": SystemTables._topic_routes,
     "topic_offsets": SystemTables._topic_offsets,

@@ -66,6 +66,14 @@ class NestedRows(Struct, frozen=True):
     lateral: bool = False
 
 
+class SeriesRows(Struct, frozen=True):
+    """Rows of one value: generate_series. The arguments depend on no rows."""
+
+    number: int
+    arguments: tuple[Expression, ...]
+    type: Type
+
+
 class JoinedRows(Struct, frozen=True):
     """`inner`, `left`, `right`, `full` or `cross`; `merged` are the columns of USING that both sides make together."""
 
@@ -76,7 +84,7 @@ class JoinedRows(Struct, frozen=True):
     merged: tuple[Made, ...] = ()
 
 
-Rows = Union[TableRows, SystemRows, NamedRows, NestedRows, JoinedRows]  # noqa: UP007 - it refers to itself
+Rows = Union[TableRows, SystemRows, NamedRows, NestedRows, SeriesRows, JoinedRows]  # noqa: UP007 - it refers to itself
 
 
 class Frame(Struct, frozen=True):
@@ -124,7 +132,10 @@ class Inner(Struct, frozen=True):
 
 
 class Core(Struct, frozen=True):
-    """One SELECT, in the order in which its parts apply. `keys` and `aggregates` are there if it is `grouped`."""
+    """One SELECT, in the order in which its parts apply. `keys` and `aggregates` are there if it is `grouped`.
+
+    `sets` are those of GROUPING SETS, of the numbers of keys.
+    """
 
     rows: Rows | None
     filter: Expression | None
@@ -136,6 +147,7 @@ class Core(Struct, frozen=True):
     windows: tuple[Aggregate, ...] = ()
     distinct: bool = False
     distinct_on: tuple[Expression, ...] = ()
+    sets: tuple[tuple[int, ...], ...] = ()
 
 
 class Constants(Struct, frozen=True):
