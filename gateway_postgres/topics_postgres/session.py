@@ -41,7 +41,7 @@ _SYNC: Final = ord("S")
 _RUNS: Final = 2
 """The runs of a prepared query before it gets its quick form: most run once."""
 _COUNTED: Final = {"Select": "SELECT", "Consume": "CONSUME", "Update": "UPDATE", "Delete": "DELETE", "Ack": "ACK"}
-_COUNTED |= {"Insert": "INSERT 0", "Fetch": "FETCH"}
+_COUNTED.update({"Insert": "INSERT 0", "Fetch": "FETCH"})
 
 
 class Session:

@@ -119,7 +119,8 @@ class Splitter:
         if rule is not None:
             return rule(reading)
         if first in cursor_statements.RULES:
-            return cursor_statements.RULES[first](reading, self._statement)
+            found: Statement = cursor_statements.RULES[first](reading, self._statement)
+            return found
         if first == "show":
             name = _shown_name(reading)
             if name and (self._shown(name) or "." in name):
