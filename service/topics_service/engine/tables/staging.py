@@ -57,7 +57,7 @@ class Staged:
         self.entries_before: Changes = {}
         self._holders: Changes = {}
         self.nbytes = 0
-        self._limit = _LARGE
+        self._limit = min(_LARGE, MAX_BYTES)
         self._orders: dict[Family, KeyOrder] = {}
 
     # ------------------------------------------------------------------- reading
@@ -201,5 +201,5 @@ class Staged:
         self.rows, self.entries = mark.rows.copy(), mark.entries.copy()
         self.rows_before, self.entries_before = mark.rows_before.copy(), mark.entries_before.copy()
         self._holders, self.nbytes = mark.holders.copy(), mark.nbytes
-        self._limit = MAX_BYTES if isinstance(self.rows, Spread) else _LARGE
+        self._limit = MAX_BYTES if isinstance(self.rows, Spread) else min(_LARGE, MAX_BYTES)
         self._orders.clear()
