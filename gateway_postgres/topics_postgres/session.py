@@ -18,7 +18,7 @@ from topics_postgres.values import session_value
 from topics_postgres.variables import Variables
 from topics_service.api.request_context import RequestContext, current_request
 from topics_service.api.sql.requests import ResultColumn, SqlResult
-from topics_service.api.sql.session import Answer, SqlSession, Status
+from topics_service.api.sql.session import Answer, Pages, SqlSession, Status
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.tables.types import TEXT, Type, Value
 from topics_sql.tokens import words
@@ -335,11 +335,18 @@ class Session:
                 count += await self._send_pages(answer, makers)
         self.connection.send(wire.command_complete(tag_of(answer, count)))
 
+    async def next_page(self, pages: Pages) -> Sequence[Sequence[Value]]:
+        """The next rows of a query, after a notice of what its reader should know."""
+        rows: Sequence[Sequence[Value]] = await self.guarded(pages.next())
+        if text := pages.notice():
+            self.connection.send(wire.notice(text))
+        return rows
+
     async def _send_pages(self, answer: Answer, makers: Sequence[Encoder]) -> int:
         pages, count = answer.pages, 0
         assert pages is not None, "callers have looked"
         try:
-            while rows := await self.guarded(pages.next()):
+            while rows := await self.next_page(pages):
                 await self.send_rows(rows, makers)
                 count += len(rows)
         finally:
@@ -497,7 +504,7 @@ class Session:
             portal.position = len(portal.rows)
             if portal.pages is None:
                 break
-            portal.rows, portal.position = await self.guarded(portal.pages.next()), 0
+            portal.rows, portal.position = await self.next_page(portal.pages), 0
             if not portal.rows:
                 break
         if portal.prepared.columns and portal.tag.startswith("SELECT "):

@@ -134,7 +134,7 @@ class CopyTransfer:
                 count += len(rows)
                 await self._write_rows(rows, makers, writer, head)
                 head = b""
-                rows = [] if pages is None else await session.guarded(pages.next())
+                rows = [] if pages is None else await session.next_page(pages)
         finally:
             if pages is not None:
                 pages.close()

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from topics_service.engine.errors import Reason
 from topics_service.engine.tables import casts
 from topics_service.engine.tables.expressions import Binary, Call, Column, Expression, Literal, type_of
-from topics_service.engine.tables.model import RESERVED_NAMESPACES, Table
-from topics_service.engine.tables.plans import Analysis, Order, Output
+from topics_service.engine.tables.model import RESERVED_NAMESPACES, Table, TableName, View
+from topics_service.engine.tables.plans import Analysis, Order, Output, TopicSource
 from topics_service.engine.tables.relations import (
     Aggregate,
     Combined,
@@ -26,16 +26,24 @@ from topics_service.engine.tables.relations import (
     Rows,
     SystemRows,
     TableRows,
+    TopicRows,
     Window,
     numbers_of,
     rebuilt,
 )
+from topics_service.engine.tables.topic_columns import TOPIC_COLUMNS
 from topics_service.engine.tables.types import Kind, Type
 from topics_sql import syntax
+from topics_sql.binding import topic_tables
 from topics_sql.binding.analytic import Analytic, Scope, is_meant, not_grouped, text_if_bare
 from topics_sql.binding.naming import MAX_OUTPUTS, name_of
-from topics_sql.binding.scope import SYSTEM, Context, Relation
+from topics_sql.binding.pushing import pruned, topic_scans
+from topics_sql.binding.scope import SYSTEM, TOPICS, Context, Relation
+from topics_sql.binding.view_queries import reading, view_of
+from topics_sql.grammar.statements import view_query
 
+MAX_VIEWS: Final = 32
+"""Views in views."""
 MAX_SOURCES: Final = 64
 """Tables that one query may read, each time that it names one."""
 
@@ -58,6 +66,10 @@ class Planner:
         """The columns from around it that a subquery uses, by its number."""
         self.tables: dict[int, Table] = {}
         self.system: dict[str, None] = {}
+        self.topics: list[str] = []
+        self.views: dict[TableName, None] = {}
+        """Those that the statement names; what these name is not among them."""
+        self.depth = 0
         self.keys: dict[int, tuple[Table, frozenset[int]]] = {}
         """By the number of a column: its table, and the numbers of the primary key there."""
         self._numbers = 0
@@ -334,8 +346,16 @@ class Planner:
             columns = [(name, self.number(), kind) for name, kind in known]
             self._relation(scope, item, full.name, SYSTEM, columns)
             return SystemRows(full.name, tuple((each[1], place) for place, each in enumerate(columns)))
+        if full.namespace == TOPICS:
+            self.topics.append(topic_tables.topic_of(self.context, full, at))
+            columns = [(name, self.number(), kind) for name, kind in TOPIC_COLUMNS]
+            self._relation(scope, item, full.name, TOPICS, columns)
+            return TopicRows(len(self.topics) - 1, tuple((each[1], place) for place, each in enumerate(columns)))
         if full.namespace in RESERVED_NAMESPACES:
             self.context.refuse_reserved(full.namespace, at)
+        view = view_of(self.context, item)
+        if view is not None:
+            return self._view(view, item, scope)
         table = self.context.find_table(item.name)
         self.tables[table.number] = table
         columns = [(column.name, self.number(), column.type) for column in table.columns]
@@ -345,6 +365,30 @@ class Planner:
         self.keys.update((each[1], (table, key)) for each in columns)
         self._relation(scope, item, table.name, table.namespace, columns)
         return TableRows(table, tuple((numbers[each], each) for each in ids))
+
+    def _view(self, view: View, item: syntax.From, scope: Scope) -> NestedRows:
+        """The rows of a view: its query is bound in the place of its name."""
+        around, at = self.context, item.name.at
+        self.depth += 1
+        if self.depth > MAX_VIEWS:
+            raise around.refuse(at, "views are nested too deep", Reason.INVALID_VALUE, "54001")
+        if self.depth == 1:
+            self.views[TableName(view.namespace, view.name)] = None
+        try:
+            with reading(around, view, at) as self.context:
+                query = self.query(view_query(view.text), Scope())
+        finally:
+            self.context = around
+            self.depth -= 1
+        made: dict[str, Output] = {}
+        for output in query.outputs:
+            made.setdefault(output.name, output)
+        outputs = [(shown, made.get(name)) for shown, name in view.columns]
+        columns = [(shown, _number_of(output), output.type) for shown, output in outputs if output is not None]
+        if len(columns) < len(outputs):
+            raise around.refuse(at, f"the view {view.view_id} reads columns that are gone", Reason.COLUMN_NOT_FOUND)
+        self._relation(scope, item, view.name, view.namespace, columns)
+        return NestedRows(query)
 
     def _cte(self, scope: Scope | None, name: str) -> Cte | None:
         while scope is not None:
@@ -528,6 +572,8 @@ def analysis(context: Context, tree: syntax.Query, why: str) -> Analysis:
     """Plan a query for the analytical engine. Raises the errors of names and types, with their places."""
     planner = Planner(context)
     query = planner.query(tree, Scope())
-    return Analysis(
-        query, query.outputs, tuple(planner.inner), tuple(planner.tables.values()), tuple(planner.system), why
-    )
+    inner, topics = tuple(planner.inner), tuple[TopicSource, ...]()
+    if planner.topics:
+        query, inner = pruned(query, inner)
+        topics = topic_scans(planner.topics, query, inner)
+    return Analysis(query, query.outputs, inner, tuple(planner.tables.values()), tuple(planner.system), why, topics)

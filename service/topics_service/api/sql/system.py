@@ -91,6 +91,12 @@ class SystemTables:
                     index.unique, index.constraint, index.state.value,
                 )  # fmt: skip
 
+    def _views(self, principal: Principal) -> Iterator[Row]:
+        for view in sorted(self._engine.tables.schema.views.values(), key=lambda each: (each.namespace, each.name)):
+            if principal.allows_name(view.view_id):
+                columns = _json([name for name, _ in view.columns])
+                yield view.namespace, view.name, columns, view.text, view.created_ms * 1000
+
     def _topics(self, principal: Principal) -> Iterator[Row]:
         for topic in self._visible(principal):
             config = topic.config
@@ -178,6 +184,7 @@ _MAKERS: Final[dict[str, Callable[[SystemTables, Principal], Iterator[Row]]]] = 
     "tables": SystemTables._tables,
     "columns": SystemTables._columns,
     "indexes": SystemTables._indexes,
+    "views": SystemTables._views,
     "topics": SystemTables._topics,
     "topic_routes": SystemTables._topic_routes,
     "topic_offsets": SystemTables._topic_offsets,

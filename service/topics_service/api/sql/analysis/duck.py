@@ -86,6 +86,10 @@ class Names:
         """See Sources."""
         return f"s_{name}"
 
+    def topic(self, source: int) -> str:
+        """See Sources."""
+        return f"p{source}"
+
 
 class Run:
     """One query, run by `run` in a thread; `stop` ends it from another one."""
