@@ -1,4 +1,4 @@
-"""A PostgreSQL of its own as the peer: a cluster in a temporary directory, on a Unix socket."""
+"""A PostgreSQL of its own as the peer: a cluster in a temporary directory, on a Unix socket or on TCP."""
 
 import contextlib
 import os
@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from support.ports import free_port
 
 MISSING: Final = "not installed (apt-get install -y postgresql)"
 _USER: Final = "postgres"
@@ -20,7 +22,7 @@ def binaries() -> Path | None:
 
 
 @contextlib.contextmanager
-def postgres_server(programs: Path) -> Iterator[str]:
+def postgres_server(programs: Path, *, tcp: bool = False) -> Iterator[str]:
     """A server in its default configuration; yields the string to connect with. CalledProcessError if it fails."""
     user = _USER if os.geteuid() == 0 else None  # it refuses to run as root
     directory = Path(tempfile.mkdtemp(prefix="bench-postgres-"))
@@ -33,10 +35,13 @@ def postgres_server(programs: Path) -> Iterator[str]:
     data = str(directory / "data")
     try:
         run("initdb", "--pgdata", data, "--auth", "trust", "--username", _USER, "--no-sync")
-        options = f"-c listen_addresses= -c unix_socket_directories={directory}"
+        port = free_port()
+        addresses = "127.0.0.1" if tcp else ""
+        options = f"-c listen_addresses={addresses} -c port={port} -c unix_socket_directories={directory}"
         run("pg_ctl", "start", "--wait", "--pgdata", data, "--log", str(directory / "log"), "--options", options)
         try:
-            yield f"host={directory} user={_USER} dbname=postgres"
+            host = "127.0.0.1" if tcp else directory
+            yield f"host={host} port={port} user={_USER} dbname=postgres"
         finally:
             run("pg_ctl", "stop", "--wait", "--mode", "fast", "--pgdata", data)
     finally:

@@ -31,7 +31,7 @@ from topics_kafka.registry import APIS
 
 SCHEMA = Path(__file__).parent / "topics_kafka" / "protocol" / "schema.json"
 
-WIRE = {"bool", "int8", "int16", "int32", "int64", "uuid", "string", "bytes", "records"}
+WIRE = {"bool", "int8", "int16", "int32", "int64", "uint16", "float64", "uuid", "string", "bytes", "records"}
 """The wire types that the codec knows."""
 
 WIRE_TYPES = {

@@ -15,15 +15,20 @@ from topics_gateway.response import Response, encode, json_response
 from topics_gateway.settings import GatewaySettings
 from topics_gateway.sql_body import read_sql
 from topics_service.api.interfaces import Sql
+from topics_service.api.sql.claims import DEFAULT_VISIBILITY
 from topics_service.api.sql.requests import AckRequest, ConsumeRequest, Message, SqlReply, SqlResult
 from topics_service.engine.errors import invalid
 from topics_service.engine.tables.types import Kind, Type
 from topics_service.engine.tables.values import json_converter
 
 _U32_MAX: Final = (1 << 32) - 1
-_CONSUME: Final = frozenset({"topic", "topic_id", "group_id", "start", "limit", "partition_id", "timeout_seconds"})
-_CONSUME_NULLABLE: Final = frozenset({"start", "limit", "partition_id", "timeout_seconds"})
-_ACK: Final = frozenset({"topic", "topic_id", "group_id", "partition_id", "upto_offset"})
+_CONSUME: Final = frozenset(
+    {"topic", "topic_id", "group_id", "start", "limit", "partition_id", "timeout_seconds", "claim"}
+)
+_CONSUME_NULLABLE: Final = frozenset({"start", "limit", "partition_id", "timeout_seconds", "claim"})
+_CLAIM: Final = frozenset({"visibility_seconds"})
+_ACK: Final = frozenset({"topic", "topic_id", "group_id", "partition_id", "upto_offset", "claim_id"})
+_ACK_NULLABLE: Final = frozenset({"partition_id", "claim_id"})
 _OFFSET: Final = frozenset({"offset"})
 _NULL_TYPE: Final = "NULL"
 
@@ -51,6 +56,7 @@ class SqlEndpoints:
             limit=_at_least(1, fields, "limit", 100),
             partition=_partition(fields),
             timeout_seconds=_at_least(0, fields, "timeout_seconds", None),
+            visibility_seconds=_visibility(fields),
         )
         reply = await request.unless_gone(self._api.consumers.consume(consume, principal=request.principal))
         members: dict[str, Any] = {
@@ -60,17 +66,26 @@ class SqlEndpoints:
         }
         if reply.gap is not None:
             members["gap"] = reply.gap
+        if reply.claim is not None:
+            members["claim"] = reply.claim
         return json_response(200, members)
 
     async def ack(self, request: Request) -> Response:
         """POST /api/topics/ack."""
-        fields = Fields(await self._object(request), _ACK, frozenset({"partition_id"}))
+        fields = Fields(await self._object(request), _ACK, _ACK_NULLABLE)
+        claim_id = fields.text("claim_id")
         upto = fields.integer("upto_offset")
-        if upto is None:
+        if upto is None and claim_id is None:
             raise invalid("upto_offset is missing")
-        ack = AckRequest(topic=_topic(fields), group=_group(fields), partition=_partition(fields), upto_offset=upto)
+        ack = AckRequest(
+            topic=_topic(fields),
+            group=_group(fields),
+            partition=_partition(fields),
+            upto_offset=upto,
+            claim_id=claim_id,
+        )
         acknowledged = await self._api.consumers.ack(ack, principal=request.principal)
-        return json_response(200, {"success": True, "acknowledged_offset": acknowledged})
+        return json_response(200, {"success": True, "acknowledged_offset": None if acknowledged < 0 else acknowledged})
 
     async def _object(self, request: Request) -> JsonObject:
         return await read_object(request, self._settings.max_body_bytes)
@@ -163,6 +178,17 @@ def _group(fields: Fields) -> str:
 
 def _partition(fields: Fields) -> int:
     return fields.integer("partition_id", high=_U32_MAX) or 0
+
+
+def _visibility(fields: Fields) -> int | None:
+    """The seconds for which the messages are claimed, None for a read without a claim."""
+    found = fields.value("claim")
+    if found is None:
+        return None
+    if not isinstance(found, JsonObject):
+        raise invalid('claim must be an object: {"visibility_seconds": n}')
+    seconds: int = _at_least(1, Fields(found, _CLAIM, _CLAIM), "visibility_seconds", DEFAULT_VISIBILITY)
+    return seconds
 
 
 def _at_least(low: int, fields: Fields, name: str, default: Any) -> Any:

@@ -182,11 +182,15 @@ REQUESTS: Final[Mapping[str, Form]] = {
     "SqlServiceConsumeRequest.timeout_seconds": Form(null=True, schema=AMOUNT),
     "SqlServiceAckRequest.group_id": _GROUP,
     "SqlServiceAckRequest.partition_id": Form(null=True, schema=U32),
-    "SqlServiceAckRequest.upto_offset": _REQUIRED,
+    "SqlServiceConsumeRequest.claim": _NULL,
+    "ClaimOptions.visibility_seconds": Form(null=True, schema=AMOUNT | {"minimum": 1}),
+    "SqlServiceAckRequest.claim_id": _NULL,
 }
 """Fields of requests, by message and name."""
 
 ANSWERS: Final[Mapping[str, Form]] = {
+    "SqlServiceAckResponse.acknowledged_offset": _NULL,
+    "SqlServiceAckResponse.none_yet": _OMIT,
     "TopicConfig.priority": _NULL,
     "TopicConfig.dead_letter": _NULL,
     "TopicConfig.retain_until_acked_by": _ABSENT,

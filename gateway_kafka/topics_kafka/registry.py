@@ -14,6 +14,8 @@ from topics_kafka.handlers import (
     Handler,
     HandlerTable,
     ServerContext,
+    access_admin,
+    cluster_admin,
     configs,
     fetch,
     groups,
@@ -26,6 +28,7 @@ from topics_kafka.handlers import (
     records_admin,
     sasl,
     topics,
+    transactions,
     versions,
 )
 from topics_kafka.protocol import ApiKey, Message
@@ -100,6 +103,9 @@ _ROWS: Final = (
     ),
     Api(ApiKey.INIT_PRODUCER_ID, (0, 5), Rule(_WRITE), producer_ids.handlers),
     Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, (2, 4), Rule(_READ, "topic"), producer_ids.handlers, errors=_PARTITIONS),
+    Api(ApiKey.DESCRIBE_ACLS, (1, 3), Rule(_ADMIN), access_admin.handlers),
+    Api(ApiKey.CREATE_ACLS, (1, 3), Rule(_ADMIN), access_admin.handlers, errors=_RESULTS),
+    Api(ApiKey.DELETE_ACLS, (1, 3), Rule(_ADMIN), access_admin.handlers, errors=(("filter_results",),)),
     Api(ApiKey.DESCRIBE_CONFIGS, (1, 4), Rule(_READ, "topic"), configs.handlers, errors=_RESULTS),
     Api(ApiKey.ALTER_CONFIGS, (0, 2), Rule(_ADMIN, "topic"), configs.handlers, _PUT_TOPIC, errors=_RESPONSES),
     Api(ApiKey.DESCRIBE_LOG_DIRS, (1, 4), Rule(_READ, "topic"), records_admin.handlers, errors=_RESULTS),
@@ -107,13 +113,36 @@ _ROWS: Final = (
     Api(ApiKey.CREATE_PARTITIONS, (0, 3), Rule(_ADMIN, "topic"), topics.handlers, _PUT_TOPIC, errors=_RESULTS),
     Api(ApiKey.DELETE_GROUPS, (0, 2), Rule(_DELETE, "group"), groups_admin.handlers, _DELETE_GROUP, errors=_RESULTS),
     Api(
+        ApiKey.ELECT_LEADERS,
+        (0, 2),
+        Rule(_ADMIN, "topic"),
+        cluster_admin.handlers,
+        errors=(("replica_election_results", "partition_result"),),
+    ),
+    Api(
         ApiKey.INCREMENTAL_ALTER_CONFIGS, (0, 1), Rule(_ADMIN, "topic"), configs.handlers, _PUT_TOPIC, errors=_RESPONSES
     ),
+    Api(
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        (0, 1),
+        Rule(_ADMIN, "topic"),
+        cluster_admin.handlers,
+        errors=(("responses", "partitions"),),
+    ),
+    Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, (0, 0), Rule(_READ), cluster_admin.handlers),
     Api(ApiKey.OFFSET_DELETE, (0, 0), Rule(_DELETE, "group"), offsets.handlers, _DELETE_POSITIONS, errors=_PARTITIONS),
+    Api(ApiKey.DESCRIBE_CLIENT_QUOTAS, (0, 1), Rule(_ADMIN), access_admin.handlers),
+    Api(ApiKey.ALTER_CLIENT_QUOTAS, (0, 1), Rule(_ADMIN), access_admin.handlers, errors=(("entries",),)),
+    Api(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, (0, 0), Rule(_ADMIN), access_admin.handlers, errors=_RESULTS),
+    Api(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, (0, 0), Rule(_ADMIN), access_admin.handlers, errors=_RESULTS),
+    Api(ApiKey.DESCRIBE_QUORUM, (0, 2), Rule(_READ), cluster_admin.handlers, errors=_PARTITIONS),
     Api(ApiKey.DESCRIBE_CLUSTER, (0, 2), Rule(_NONE), metadata.handlers),
     Api(ApiKey.DESCRIBE_PRODUCERS, (0, 0), Rule(_READ, "topic"), producer_ids.handlers, errors=_PARTITIONS),
+    Api(ApiKey.DESCRIBE_TRANSACTIONS, (0, 0), Rule(_READ), transactions.handlers, errors=(("transaction_states",),)),
+    Api(ApiKey.LIST_TRANSACTIONS, (0, 2), Rule(_READ), transactions.handlers),
     Api(ApiKey.CONSUMER_GROUP_HEARTBEAT, (0, 1), Rule(_READ, "group", slot=False), groups.handlers),
     Api(ApiKey.CONSUMER_GROUP_DESCRIBE, (0, 1), Rule(_READ, "group"), groups_admin.handlers, errors=_GROUPS),
+    Api(ApiKey.LIST_CONFIG_RESOURCES, (0, 1), Rule(_READ), configs.handlers),
 )
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({row.key.value: row for row in _ROWS})

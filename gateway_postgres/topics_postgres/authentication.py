@@ -1,12 +1,14 @@
 """The start of a session: TLS, versions, options, and who the client is."""
 
 import shlex
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from topics_net.addresses import is_loopback
-from topics_postgres import scram, wire
+from topics_postgres import wire
 from topics_postgres.connection import Connection
 from topics_postgres.errors import FatalError, MalformedError, PgError
+from topics_service.api.access import scram
 from topics_service.api.access.auth import UNRESTRICTED, Principal
 from topics_service.api.access.passwords import UnverifiedPasswordError, network_of
 from topics_service.api.access.quota import count_refusal
@@ -14,6 +16,8 @@ from topics_service.engine.errors import TopicsError
 
 if TYPE_CHECKING:
     from topics_postgres.listener import PostgresServer
+
+_T = TypeVar("_T")
 
 _PASSWORD: Final = ord("p")
 _WRONG: Final = "28P01"
@@ -155,26 +159,34 @@ async def _by_scram(connection: Connection, server: "PostgresServer", user: str)
     users, failures = server.authorizer.users, server.authorizer.passwords.failures
     address = network_of(_where(connection))
     known = users.find(user)
-    connection.send(wire.sasl([scram.MECHANISM]))
+    connection.send(wire.sasl([scram.SHA_256]))
     given = await _answered(connection)
     if given is None:
         return None
     mechanism, first = wire.sasl_initial(given)
-    if mechanism != scram.MECHANISM:
-        raise FatalError(_REFUSED, f"the SASL mechanism is to be {scram.MECHANISM}")
-    exchange = scram.Exchange("" if known is None else known[0].verifier.scram_sha_256, user, server.mock_key)
-    connection.send(wire.sasl_continue(exchange.first(first)))
+    if mechanism != scram.SHA_256:
+        raise FatalError(_REFUSED, f"the SASL mechanism is to be {scram.SHA_256}")
+    exchange = scram.Exchange(scram.SHA_256, None if known is None else known[0].verifier, user, server.mock_key)
+    connection.send(wire.sasl_continue(_checked(exchange.first, first)))
     given = await _answered(connection)
     if given is None:
         return None
     _check_failures(server, address, user)
-    final = exchange.final(given)
+    final = _checked(exchange.final, given)
     now = users.find(user)
     if final is None or known is None or now is None or now != known:
         failures.add(address, user)
         raise FatalError(_WRONG, f'password authentication failed for user "{user}"')
     connection.send(wire.sasl_final(final))
     return now[1]
+
+
+def _checked(step: Callable[[bytes], _T], message: bytes) -> _T:
+    """The answer of a step of SCRAM. Raises MalformedError."""
+    try:
+        return step(message)
+    except scram.ScramError as error:
+        raise MalformedError(str(error)) from None
 
 
 def _check_failures(server: "PostgresServer", address: str, user: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from topics_net.dead_peers import watch_peer
@@ -39,6 +40,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, listening: "PostgresServer") -> None:
         self._listening = listening
         self._loop = asyncio.get_running_loop()
+        self.now: Final = self._loop.time
         self.transport: Any = None
         self.peer = ("", 0)
         self.is_tls = False
@@ -50,6 +52,8 @@ class Connection(asyncio.Protocol):
         self.arrival_deadline = 0.0
         """The same for the message that is arriving."""
         self.task: asyncio.Task[None] | None = None
+        self.quick: Callable[[bytes], bytes | None] | None = None
+        """Answers messages at once, where it can, while the session waits for the next ones; set for that time."""
         self._buffer = bytearray()
         self._messages: deque[Message] = deque()
         self._waiting = 0  # bytes of the messages
@@ -141,11 +145,24 @@ class Connection(asyncio.Protocol):
     # --------------------------------------------------------------------------------------------------- reading
 
     def data_received(self, data: bytes) -> None:
-        self._listening.statistics.bytes_in += len(data)
+        statistics = self._listening.statistics
+        statistics.bytes_in += len(data)
         if self._failure is not None:
             return
+        if self.quick is not None and self._waits:
+            reply = self.quick(data)
+            if reply is not None:
+                statistics.bytes_out += len(reply)
+                self.transport.write(reply)
+                return
         self._buffer += data
         self._cut()
+
+    @property
+    def _waits(self) -> bool:
+        """Return whether the session's task has nothing to do, and nothing has arrived or is to be sent."""
+        reader = self._reader
+        return reader is not None and not reader.done() and not self._buffer and self._writer is None
 
     def eof_received(self) -> bool:
         return False

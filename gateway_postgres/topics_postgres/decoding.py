@@ -1,5 +1,6 @@
 """Values of parameters and of COPY, from the bytes of a client to what the engine takes."""
 
+import re
 import struct
 from collections.abc import Callable
 from decimal import Decimal
@@ -18,6 +19,10 @@ _NEGATIVE: Final = 0x4000
 _SPECIAL: Final = {0xC000: Decimal("NaN"), 0xD000: Decimal("Infinity"), 0xF000: Decimal("-Infinity")}
 _MAX_WEIGHT: Final = 40
 """The most groups of digits in front of the point, and decimals by four: more than any DECIMAL has."""
+_ELEMENT: Final = re.compile(
+    r"""\s*+(?:"(?P<quoted>(?:[^"\\]|\\.)*+)"\s*+|(?P<plain>(?:[^"\\{},]|\\.)++))""", re.DOTALL
+)
+_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 _MICROS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)  # years 1 to 9999
 _DAYS: Final = (-719_162, 2_932_896)
 _DAY_MICROS: Final = 86_400_000_000
@@ -147,6 +152,71 @@ def _jsonb(data: bytes) -> str:
     return text(data[1:])
 
 
+def array_text(given: str) -> list[str | None]:
+    """The elements of an array of one dimension in text: `{a,"b c",NULL}`. Raises PgError."""
+    text = given.strip()
+    if not text.startswith("{") or not text.endswith("}"):
+        raise PgError("22P02", f'malformed array literal: "{given[:80]}"')
+    found: list[str | None] = []
+    at, end = 1, len(text) - 1
+    if not text[1:end].strip():
+        return found
+    while True:
+        element = _ELEMENT.match(text, at, end)
+        if element is None:
+            raise PgError("22P02", f'malformed array literal: "{given[:80]}"')
+        whole, at = element["quoted"], element.end()
+        if whole is None:
+            plain = element["plain"].strip()
+            found.append(None if plain.upper() == "NULL" else _ESCAPE.sub(r"\1", plain))
+        else:
+            found.append(_ESCAPE.sub(r"\1", whole))
+        if at >= end:
+            return found
+        if text[at] != ",":
+            raise PgError("22P02", f'malformed array literal: "{given[:80]}"')
+        at += 1
+
+
+def _array_in_text(element: int) -> Decoder:
+    decode = _TEXTS.get(element, text)
+    return lambda data: [None if each is None else decode(each.encode()) for each in array_text(text(data))]
+
+
+def _array_in_binary(element: int) -> Decoder:
+    """The function that decodes arrays of one dimension."""
+    decode = BINARY[element]
+
+    def array(data: bytes) -> list[Any]:
+        if len(data) < 12:
+            raise _malformed("array")
+        dimensions, _, given = struct.unpack_from(">iii", data)
+        if not dimensions:
+            return []
+        if dimensions != 1 or len(data) < 20:
+            raise PgError("0A000", "arrays of several dimensions are not supported")
+        if ELEMENTS_ALIKE.get(given, given) != ELEMENTS_ALIKE.get(element, element):
+            raise _malformed("array")
+        count, at = struct.unpack_from(">i", data, 12)[0], 20
+        if not 0 <= count <= len(data) // 4:
+            raise _malformed("array")
+        values: list[Any] = []
+        for _ in range(count):
+            if len(data) < at + 4:
+                raise _malformed("array")
+            size = struct.unpack_from(">i", data, at)[0]
+            at += 4
+            if size < -1 or at + max(size, 0) > len(data):
+                raise _malformed("array")
+            values.append(None if size < 0 else decode(data[at : at + size]))
+            at += max(size, 0)
+        if at != len(data):
+            raise _malformed("array")
+        return values
+
+    return array
+
+
 def _malformed(name: str) -> PgError:
     return PgError("22P03", f"a binary value is none of type {name}")
 
@@ -179,3 +249,7 @@ BINARY: Final[dict[int, Decoder]] = {
     oids.UUID: _uuid,
     **dict.fromkeys((oids.TEXT, oids.VARCHAR, oids.BPCHAR, oids.NAME, oids.CHAR, oids.UNKNOWN, oids.JSON, 0), text),
 }
+ELEMENTS_ALIKE: Final = dict.fromkeys((oids.TEXT, oids.VARCHAR, oids.BPCHAR, oids.NAME, oids.CHAR), oids.TEXT)
+"""Types that clients take for one another in arrays."""
+_TEXTS.update({array: _array_in_text(element) for element, array in oids.ARRAYS.items()})
+BINARY.update({array: _array_in_binary(element) for element, array in oids.ARRAYS.items()})

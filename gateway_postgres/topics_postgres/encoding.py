@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
+from topics_postgres import oids
+from topics_postgres.oids import CatalogKind
 from topics_service.engine.tables import datetimes, numbers
 from topics_service.engine.tables.types import Kind, Type, Value
 from topics_service.engine.tables.values import to_text
@@ -70,16 +72,52 @@ def decimal_binary(value: Decimal) -> bytes:
     return struct.pack(f">hhHh{len(groups)}h", len(groups), weight, flag, scale, *groups)
 
 
-def _text(value: str) -> bytes:
-    return value.encode()
+# Without frames of Python, as there is a call for each value of a result:
+_text: Final = str.encode
+_integer: Final = b"%d".__mod__
+_boolean_text: Final = {False: b"f", True: b"t"}.__getitem__
+_boolean: Final = {False: b"\0", True: b"\1"}.__getitem__
 
 
-def _integer(value: int) -> bytes:
-    return b"%d" % value
+def array_of(element: int, encode: Encoder) -> Encoder:
+    """The function that encodes arrays of one dimension in binary."""
+    head = struct.Struct(">iiiii").pack
+
+    def array(values: Sequence[Any]) -> bytes:
+        parts = [head(1, int(None in values), element, len(values), 1) if values else _I32(0) * 2 + _I32(element)]
+        for value in values:
+            if value is None:
+                parts.append(_I32(-1))
+            else:
+                made = encode(value)
+                parts += (_I32(len(made)), made)
+        return b"".join(parts)
+
+    return array
 
 
-TEXT: Final[dict[Kind, Encoder]] = {
-    Kind.BOOLEAN: lambda value: b"t" if value else b"f",
+def array_text(values: Sequence[Any]) -> bytes:
+    """An array in text: `{a,"b c",NULL}`."""
+    return "{{{}}}".format(",".join(map(_element, values))).encode()
+
+
+def _element(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    text = str(value)
+    if text and text.upper() != "NULL" and not any(each in '{},"\\' or each.isspace() for each in text):
+        return text
+    return '"{}"'.format(text.replace("\\", "\\\\").replace('"', '\\"'))
+
+
+def _vector(values: Sequence[Any]) -> bytes:
+    return " ".join(map(str, values)).encode()
+
+
+TEXT: Final[dict[Kind | CatalogKind, Encoder]] = {
+    Kind.BOOLEAN: _boolean_text,
     Kind.SMALLINT: _integer,
     Kind.INTEGER: _integer,
     Kind.BIGINT: _integer,
@@ -94,8 +132,8 @@ TEXT: Final[dict[Kind, Encoder]] = {
     Kind.TIME: lambda value: datetimes.time_text(value).encode(),
     Kind.UUID: _text,
 }
-BINARY: Final[dict[Kind, Encoder]] = {
-    Kind.BOOLEAN: lambda value: b"\1" if value else b"\0",
+BINARY: Final[dict[Kind | CatalogKind, Encoder]] = {
+    Kind.BOOLEAN: _boolean,
     Kind.SMALLINT: _I16,
     Kind.INTEGER: _I32,
     Kind.BIGINT: _I64,
@@ -110,3 +148,30 @@ BINARY: Final[dict[Kind, Encoder]] = {
     Kind.TIME: _I64,
     Kind.UUID: lambda value: bytes.fromhex(value.replace("-", "")),
 }
+
+_U32: Final = struct.Struct(">I").pack
+TEXT.update(dict.fromkeys(CatalogKind, array_text))
+TEXT.update(
+    {
+        CatalogKind.OID: lambda value: str(value).encode(),
+        CatalogKind.XID: lambda value: str(value).encode(),
+        CatalogKind.INT2_VECTOR: _vector,
+        CatalogKind.OID_VECTOR: _vector,
+    }
+)
+BINARY.update(
+    {
+        CatalogKind.OID: _U32,
+        CatalogKind.XID: _U32,
+        CatalogKind.INT2_VECTOR: array_of(oids.INT2, _I16),
+        CatalogKind.OID_VECTOR: array_of(oids.OID, _U32),
+        CatalogKind.BOOL_ARRAY: array_of(oids.BOOL, BINARY[Kind.BOOLEAN]),
+        CatalogKind.INT2_ARRAY: array_of(oids.INT2, _I16),
+        CatalogKind.INT4_ARRAY: array_of(oids.INT4, _I32),
+        CatalogKind.INT8_ARRAY: array_of(oids.INT8, _I64),
+        CatalogKind.FLOAT4_ARRAY: array_of(oids.FLOAT4, _F32),
+        CatalogKind.FLOAT8_ARRAY: array_of(oids.FLOAT8, _F64),
+        CatalogKind.OID_ARRAY: array_of(oids.OID, _U32),
+        CatalogKind.TEXT_ARRAY: array_of(oids.TEXT, _text),
+    }
+)

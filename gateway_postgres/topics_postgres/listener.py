@@ -15,6 +15,7 @@ from topics_net.listener import Listener
 from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_postgres import variables, wire
 from topics_postgres.authentication import Cancel, Opened, opened, take_connection
+from topics_postgres.catalog.answering import Catalogs
 from topics_postgres.connection import Connection
 from topics_postgres.errors import FatalError, MalformedError, PgError
 from topics_postgres.session import Session
@@ -23,8 +24,8 @@ from topics_postgres.statements import Splitter
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.access.roles import Capability, has
-from topics_service.api.sql.executor import SqlApi
-from topics_service.api.sql.session import SqlSession, Transactions
+from topics_service.api.sql.cancels import PassesOn
+from topics_service.api.sql.sessions import Sessions
 from topics_service.statistics import PostgresStatistics
 
 log: Final = logging.getLogger("topics.postgres")
@@ -43,7 +44,7 @@ class PostgresServer(Listener):
 
     def __init__(
         self,
-        api: SqlApi,
+        sessions: Sessions,
         authorizer: Authorizer,
         settings: PostgresSettings,
         statistics: PostgresStatistics,
@@ -51,9 +52,11 @@ class PostgresServer(Listener):
         sock: socket.socket,
         *,
         tls: ssl.SSLContext | None = None,
+        cancels: PassesOn | None = None,
     ) -> None:
+        """`cancels` knows the other processes that serve clients, where there are others."""
         super().__init__(settings.max_connections, settings.send_seconds)
-        self.api = api
+        self.sessions = sessions
         self.authorizer = authorizer
         self.settings = settings
         self.statistics = statistics
@@ -62,7 +65,8 @@ class PostgresServer(Listener):
         self.started = time.time()
         self.mock_key = secrets.token_bytes(32)
         self.splitter = Splitter(variables.is_known)
-        self.transactions = Transactions()
+        self.catalogs = Catalogs()
+        self._cancels = cancels
         self._sock = sock
         self._log = RateLimitedLogger(log)
         self._sessions: dict[Connection, Session] = {}
@@ -206,7 +210,7 @@ class PostgresServer(Listener):
     async def _serve(self, connection: Connection) -> None:
         found = await opened(connection, self)
         if isinstance(found, Cancel):
-            self._cancel(found)
+            await self._cancel(found)
         if not isinstance(found, Opened):
             return
         is_counted = take_connection(self, found.principal)
@@ -221,7 +225,7 @@ class PostgresServer(Listener):
         connection.is_authenticated = True
         self.authorizer.cancel_on_revocation(found.principal, cast("asyncio.Future[Any]", connection.task))
         pid, secret = self._new_pid(), secrets.token_bytes(_SECRET_BYTES)
-        session = Session(connection, self, found, SqlSession(self.api, found.principal, self.transactions), pid)
+        session = Session(connection, self, found, self.sessions.open(found.principal), pid)
         for name, value in found.options.items():
             try:
                 session.variables.set_at_start(name, value)
@@ -244,13 +248,22 @@ class PostgresServer(Listener):
 
     def _new_pid(self) -> int:
         while True:
-            pid = secrets.randbelow(_MAX_PID) + 1
-            if pid not in self._keys:
+            chance = secrets.randbelow(_MAX_PID) + 1
+            pid = chance if self._cancels is None else self._cancels.number(chance)
+            if pid and pid not in self._keys:
                 return pid
 
-    def _cancel(self, given: Cancel) -> None:
+    async def _cancel(self, given: Cancel) -> None:
         """Cancel the statement of a session, if the key is right. The client gets no answer either way."""
-        secret, session = self._keys.get(given.pid, (b"", None))
-        if session is not None and secrets.compare_digest(secret, given.secret):
+        if not self.cancel(given.pid, given.secret) and self._cancels is not None:
+            await self._cancels.pass_on(given.pid, given.secret)
+
+    def cancel(self, pid: int, given: bytes) -> bool:
+        """Cancel the statement of a session here, if the secret is right; False if the session is none of these."""
+        if pid not in self._keys:
+            return False
+        secret, session = self._keys[pid]
+        if secrets.compare_digest(secret, given):
             self.statistics.canceled += 1
             session.cancel()
+        return True

@@ -1,6 +1,7 @@
 """One session: the messages of a client in order, simple and extended protocol."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,17 +9,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from topics_postgres import decoding, oids, wire
 from topics_postgres.authentication import Opened
+from topics_postgres.catalog.asking import asking
 from topics_postgres.connection import Connection, Message
 from topics_postgres.encoding import Encoder, encoders
 from topics_postgres.errors import CANCELED, FatalError, MalformedError, PgError, Piece, from_topics
-from topics_postgres.portals import Portal, Portals, Prepared, Statements, expanded
-from topics_postgres.statements import Begin, Copy, Forget, Set, Show, Sql, Statement, substituted
+from topics_postgres.portals import Portal, Portals, Prepared, Statements, expanded, next_page
+from topics_postgres.quick import QuickPath, QuickStatement
+from topics_postgres.statements import Begin, CatalogQuery, Copy, Forget, Set, Show, Sql, Statement, substituted
 from topics_postgres.transfer import CopyTransfer
 from topics_postgres.values import session_value
 from topics_postgres.variables import Variables
 from topics_service.api.request_context import RequestContext, current_request
 from topics_service.api.sql.requests import ResultColumn, SqlResult
-from topics_service.api.sql.session import Answer, Pages, SqlSession, Status
+from topics_service.api.sql.session import Answer, Status
+from topics_service.api.sql.sessions import Session as SqlSession
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.tables.types import TEXT, Type, Value
 from topics_sql.tokens import words
@@ -35,6 +39,8 @@ _ROWS_A_LOOK: Final = 32
 _VALUES_A_TURN: Final = 4096
 _STATUS: Final = {Status.IDLE: b"I", Status.OPEN: b"T", Status.FAILED: b"E"}
 _SYNC: Final = ord("S")
+_RUNS: Final = 2
+"""The runs of a prepared query before it gets its quick form: most run once."""
 _COUNTED: Final = {"Select": "SELECT", "Consume": "CONSUME", "Update": "UPDATE", "Delete": "DELETE", "Ack": "ACK"}
 _COUNTED["Insert"] = "INSERT 0"
 
@@ -62,6 +68,7 @@ class Session:
         self._was_open = False
         self.is_ending = False
         self.statistics = server.statistics
+        self._quick = QuickPath(self)
         self.request = RequestContext("postgres", connection.peer)
         self.request.principal = given.principal
 
@@ -89,17 +96,32 @@ class Session:
         """Wait for a message, for as long as the state of the session allows."""
         connection, settings = self.connection, self.server.settings
         connection.flush()
-        is_idle = self.sql.transaction is None
+        is_idle = not self.sql.has_transaction
         seconds = settings.idle_seconds if is_idle else settings.transaction_idle_seconds
         connection.deadline = self.server.now() + seconds
+        connection.quick = self._quick.answer
         try:
             return await connection.receive()
         finally:
-            connection.deadline = 0.0
+            connection.deadline, connection.quick = 0.0, None
+
+    def is_ready(self) -> bool:
+        """Return whether a statement may run at once; if so, the client has its time again for the next one."""
+        principal = self.principal
+        if self._skips or self.is_ending:
+            return False
+        if principal.key_id and not self.server.authorizer.admits(RPC, principal):
+            return False
+        connection, settings = self.connection, self.server.settings
+        is_idle = not self.sql.has_transaction
+        connection.deadline = connection.now() + (
+            settings.idle_seconds if is_idle else settings.transaction_idle_seconds
+        )
+        return True
 
     def expired(self) -> FatalError:
         """The error of a client that sent nothing for too long."""
-        if self.sql.transaction is None:
+        if not self.sql.has_transaction:
             return FatalError("57P05", "terminating connection due to idle-session timeout")
         return FatalError("25P03", "terminating connection due to idle-in-transaction timeout")
 
@@ -208,6 +230,11 @@ class Session:
                     text = substituted(statement, lambda call: session_value(self, call))
                 work = self.sql.execute(text, values, given, size=size, in_batch=in_batch, paged=True)
                 answer: Answer = await self.guarded(work, statement.piece)
+            elif isinstance(statement, CatalogQuery):
+                asked = self.server.catalogs.answer(
+                    self.sql, statement.piece, values, list(map(oids.oid_of, given)), asking(self)
+                )
+                answer = await self.guarded(asked, statement.piece)
             else:
                 answer = await self._of_session(statement)
         except PgError:
@@ -251,7 +278,7 @@ class Session:
         """Let the engine's session have what the variables say."""
         sql, variables = self.sql, self.variables
         sql.namespace = variables.namespace
-        limit = sql.api.timeout_seconds
+        limit = sql.limit_seconds
         sql.timeout_seconds = min(variables.statement_timeout or limit, limit)
         sql.is_read_only = variables.is_read_only
 
@@ -335,18 +362,11 @@ class Session:
                 count += await self._send_pages(answer, makers)
         self.connection.send(wire.command_complete(tag_of(answer, count)))
 
-    async def next_page(self, pages: Pages) -> Sequence[Sequence[Value]]:
-        """The next rows of a query, after a notice of what its reader should know."""
-        rows: Sequence[Sequence[Value]] = await self.guarded(pages.next())
-        if text := pages.notice():
-            self.connection.send(wire.notice(text))
-        return rows
-
     async def _send_pages(self, answer: Answer, makers: Sequence[Encoder]) -> int:
         pages, count = answer.pages, 0
         assert pages is not None, "callers have looked"
         try:
-            while rows := await self.next_page(pages):
+            while rows := await next_page(self, pages):
                 await self.send_rows(rows, makers)
                 count += len(rows)
         finally:
@@ -358,9 +378,7 @@ class Session:
         connection, row_of = self.connection, wire.data_row
         ends = time.perf_counter() + _SLICE_SECONDS
         for number, row in enumerate(rows, 1):
-            connection.send(
-                row_of([None if value is None else make(value) for value, make in zip(row, makers, strict=True)])
-            )
+            connection.send(row_of(row, makers))
             if number % _ROWS_A_LOOK:
                 continue
             if connection.must_wait:
@@ -404,6 +422,10 @@ class Session:
         prepared.oids = tuple(given)
         if isinstance(statement, Show):
             prepared.columns = (ResultColumn(statement.name, TEXT),)
+        if isinstance(statement, CatalogQuery):
+            described = self.server.catalogs.describe(self.sql, statement.piece, given, asking(self))
+            prepared.oids, prepared.columns = await self.guarded(described, statement.piece)
+            prepared.given = tuple(map(oids.type_of_catalog, prepared.oids))
         if not isinstance(statement, Sql):
             return
         if self.sql.is_failed and statement.first not in ("commit", "rollback"):
@@ -482,11 +504,25 @@ class Session:
             changed = PgError("0A000", "cached plan must not change result type")
             changed.names = [("R", "RevalidateCachedQuery")]  # by which drivers know that they have to prepare again
             raise changed
+        if answer.kind == "Select":
+            self._look_for_quick_form(prepared)
         portal.is_begun = True
         portal.rows, portal.pages = result.rows if result.columns else (), answer.pages
         portal.encoders = encoders([column.type for column in result.columns], portal.formats)
         portal.tag = tag_of(answer, result.row_count)
         portal.values = ()
+
+    def _look_for_quick_form(self, prepared: Prepared) -> None:
+        """Make the quick form of a query that runs for the second time, or whose form is of another definition."""
+        prepared.runs += 1
+        statement = prepared.statement
+        if prepared.runs != _RUNS and (prepared.quick is None or prepared.quick.read.is_current):
+            return
+        prepared.quick = None
+        if isinstance(statement, Sql) and not statement.calls:
+            with contextlib.suppress(TopicsError):  # as of a definition that is not durable yet
+                read = self.sql.point(statement.piece.text, prepared.given)
+                prepared.quick = None if read is None else QuickStatement(read)
 
     async def _send_portal(self, portal: Portal, limit: int) -> None:
         """Send rows of a portal up to the limit, and tell whether there are more."""
@@ -504,7 +540,7 @@ class Session:
             portal.position = len(portal.rows)
             if portal.pages is None:
                 break
-            portal.rows, portal.position = await self.next_page(portal.pages), 0
+            portal.rows, portal.position = await next_page(self, portal.pages), 0
             if not portal.rows:
                 break
         if portal.prepared.columns and portal.tag.startswith("SELECT "):

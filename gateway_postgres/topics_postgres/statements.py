@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from topics_postgres.catalog.detection import asks_for_catalog
 from topics_postgres.errors import PgError, Piece, from_topics
 from topics_service.engine.errors import TopicsError
 from topics_sql.tokens import END, NAME, NUMBER, OPERATOR, STRING, WORD, Tokens, tokenize, words
@@ -22,6 +23,13 @@ class Sql(Struct, frozen=True):
     piece: Piece
     first: str
     calls: "tuple[Call, ...]" = ()
+
+
+class CatalogQuery(Struct, frozen=True):
+    """A query of `pg_catalog` or `information_schema`."""
+
+    piece: Piece
+    first: str = "select"
 
 
 class Call(Struct, frozen=True):
@@ -74,7 +82,7 @@ class Copy(Struct, frozen=True):
     options: dict[str, str]
 
 
-Statement = Sql | Begin | Set | Show | Forget | Copy
+Statement = Sql | CatalogQuery | Begin | Set | Show | Forget | Copy
 
 
 class Splitter:
@@ -111,7 +119,8 @@ class Splitter:
             name = _shown_name(reading)
             if name and (self._shown(name) or "." in name):
                 return Show(name)
-        _refuse_types(reading)
+        if first in _QUERIES and asks_for_catalog(reading.tokens, reading.first, reading.last, FUNCTIONS):
+            return CatalogQuery(reading.piece)
         return Sql(reading.piece, first, tuple(_calls(reading)) if first in _CALLING else ())
 
 
@@ -479,20 +488,11 @@ FUNCTIONS: Final = words(
     inet_server_port pg_advisory_unlock_all pg_backend_pid pg_current_xact_id pg_is_in_recovery
     pg_postmaster_start_time session_user set_config txid_current version"""
 )
+_QUERIES: Final = frozenset({"select", "with", "values", "table", ""})
+"""The words that a query begins with; none if it is in parentheses."""
 _CALLING: Final = frozenset({"select", "with", "values", "insert", "update", "delete", "explain"})
 _BARE: Final = frozenset({"current_user", "session_user", "current_schema", "current_catalog", "current_role"})
 """Functions that may stand without parentheses."""
-
-
-_TYPE_LOOKUPS: Final = frozenset({"regtype", "to_regtype"})
-
-
-def _refuse_types(words: _Words) -> None:
-    """Refuse to look up a type by its name, as drivers do for types of extensions: there is none of that name."""
-    tokens = words.tokens
-    for at in range(words.first, words.last):
-        if tokens.kinds[at] == WORD and tokens.values[at] in _TYPE_LOOKUPS:
-            raise PgError("42704", "the type does not exist: types can't be looked up by name")
 
 
 def _calls(words: _Words) -> list[Call]:

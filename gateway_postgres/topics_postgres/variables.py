@@ -37,6 +37,7 @@ _DEFAULTS: Final = {
     "is_superuser": "off",
     "lock_timeout": "0",
     "max_identifier_length": "63",
+    "max_index_keys": "32",
     "scram_iterations": "16384",
     "search_path": DEFAULT_NAMESPACE,
     "server_encoding": "UTF8",
@@ -51,8 +52,8 @@ _DEFAULTS: Final = {
     "transaction_read_only": "off",
 }
 _READ_ONLY: Final = words(
-    """in_hot_standby integer_datetimes is_superuser max_identifier_length scram_iterations server_encoding
-    server_version server_version_num session_authorization"""
+    """in_hot_standby integer_datetimes is_superuser max_identifier_length max_index_keys scram_iterations
+    server_encoding server_version server_version_num session_authorization"""
 )
 _IGNORED: Final = words(
     """array_nulls backslash_quote check_function_bodies constraint_exclusion default_table_access_method
@@ -101,6 +102,10 @@ class Variables:
         if name in _IGNORED:
             return ""
         raise _unknown(name)
+
+    def all(self) -> dict[str, str]:
+        """All variables by name, in order."""
+        return dict(sorted(self._values.items()))
 
     def set(self, name: str, value: str | None, *, is_local: bool = False) -> str | None:
         """Set a variable, or reset it; return its name if the client hears of the change. Raises PgError."""

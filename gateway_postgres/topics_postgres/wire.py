@@ -1,8 +1,8 @@
 """Messages of the protocol, version 3: what clients send decoded, what they get encoded."""
 
 import struct
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 from topics_postgres.errors import MalformedError, PgError
 
@@ -18,6 +18,8 @@ _U16: Final = struct.Struct(">H")
 _I32: Final = struct.Struct(">i")
 _U32: Final = struct.Struct(">I")
 _NULL: Final = b"\xff\xff\xff\xff"
+_SHORT: Final = 256
+_LENGTHS: Final = [_I32.pack(length) for length in range(_SHORT)]
 
 
 class Startup(NamedTuple):
@@ -299,15 +301,19 @@ def copy_data(data: bytes) -> bytes:
     return b"d%b%b" % (_I32.pack(len(data) + 4), data)
 
 
-def data_row(values: Sequence[bytes | None]) -> bytes:
-    """A row of a result."""
+def data_row(values: Sequence[Any], encoders: Sequence[Callable[[Any], bytes]]) -> bytes:
+    """A row of a result, with the encoders of its values."""
     pack = _I32.pack
-    parts = [_U16.pack(len(values))]
-    for value in values:
+    parts = [b"", _U16.pack(len(encoders))]
+    size = 6
+    for value, encode in zip(values, encoders, strict=True):
         if value is None:
             parts.append(_NULL)
+            size += 4
         else:
-            parts.append(pack(len(value)))
-            parts.append(value)
-    body = b"".join(parts)
-    return b"D%b%b" % (pack(len(body) + 4), body)
+            field = encode(value)
+            length = len(field)
+            parts += (_LENGTHS[length] if length < _SHORT else pack(length), field)
+            size += length + 4
+    parts[0] = b"D" + pack(size)
+    return b"".join(parts)

@@ -25,6 +25,7 @@ class Addresses(Struct, frozen=True, kw_only=True):
     """The one for clients of Kafka; `kafka` if empty."""
     shards: str = ""
     """The one of the calls on shards; empty where the cluster has one shard."""
+    postgres: str = ""
 
 
 class Node(Struct, frozen=True, kw_only=True):

@@ -47,7 +47,8 @@ async def no_checkpoint() -> Position | None:
 class Follower:
     """Keeps a store up to the log.
 
-    `on_applied(found)` is called on the loop after each object; a fence is one without batches.
+    `on_applied(found)` is called on the loop after each object; a fence is one without batches. `on_prepared()` is
+    called when `run` has made the store's catalog ready for a takeover.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Follower:
         self.last: LogObject | None = None
         """The object that was read last."""
         self.on_applied: Callable[[LogObject], None] = lambda _found: None
+        self.on_prepared: Callable[[], None] = lambda: None
         self._bucket = bucket
         self._store = store
         self._newest = newest
@@ -186,6 +188,7 @@ class Follower:
         while not is_ready:
             await asyncio.sleep(_PAUSE_SECONDS)
             is_ready = not self._advance()
+        self.on_prepared()
         log.info("ready to take over shard %d with %s", self.shard, counted(len(catalog), "topic"))
 
     def _advance(self) -> bool:

@@ -1,7 +1,9 @@
-"""Kafka connections at a node that does not own the shard: they are passed on to the owner's Kafka port, as bytes.
+"""Connections of Kafka and PostgreSQL at a node that does not own the shard: they are passed on to the owner's port, as
+bytes.
 
-The owner names itself in Metadata, so clients stay here only for their first questions. Nothing is read or changed:
-TLS and SASL are between the client and the owner, which sees the address of this node as the client's.
+The owner names itself in Kafka's Metadata, so those clients stay here only for their first questions. Nothing is read
+or changed: TLS and authentication are between the client and the owner, which sees the address of this node as the
+client's.
 """
 
 import asyncio
@@ -9,8 +11,10 @@ import contextlib
 import logging
 import socket
 import zlib
+from collections.abc import Callable
 from typing import Final
 
+from topics_cluster.coordinator import Addresses
 from topics_cluster.owner_search import HOLD_SECONDS, OwnerSearch, OwnerSource
 from topics_net import background
 from topics_net.dead_peers import watch_peer
@@ -42,14 +46,19 @@ class Splice(Listener):
         self,
         sock: socket.socket,
         owner: OwnerSource,
+        address: Callable[[Addresses], str] = lambda found: found.kafka,
+        limit: str = "TOPICS_KAFKA_MAX_CONNECTIONS",
         *,
         max_connections: int = 2000,
         hold_seconds: float = HOLD_SECONDS,
         connect_seconds: float = 1.0,
     ) -> None:
+        """`address` gives the port of a node, as host:port; `limit` is the setting of `max_connections`."""
         super().__init__(max_connections, _SEND_SECONDS)
         self._sock = sock
         self._owner = owner
+        self._address = address
+        self._limit = limit
         self._hold_seconds = hold_seconds
         self._connect_seconds = connect_seconds
         self._log = RateLimitedLogger(log)
@@ -70,7 +79,7 @@ class Splice(Listener):
         await self.empty()
 
     def refuse(self) -> None:
-        self._log.warning("refusing a connection: TOPICS_KAFKA_MAX_CONNECTIONS is reached")
+        self._log.warning("refusing a connection: %s is reached", self._limit)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.draining or self.is_full():
@@ -84,7 +93,7 @@ class Splice(Listener):
         """Connect to the owner. Raises `not_ready`."""
         search = OwnerSearch(self._owner, self._hold_seconds)
         while True:
-            host, _, port = (await search.next()).kafka.rpartition(":")
+            host, _, port = self._address(await search.next()).rpartition(":")
             with contextlib.suppress(OSError, ValueError):
                 async with asyncio.timeout(self._connect_seconds):
                     return await asyncio.open_connection(host.strip("[]"), int(port), limit=_READ_BYTES)
@@ -114,7 +123,7 @@ class _Connection:
         try:
             owner_reader, owner_writer = await self._splice.connect()
         except TopicsError as error:
-            log.info("closing a Kafka connection: %s", error.message)
+            log.info("closing a connection: %s", error.message)
             return
         try:
             for writer in (self._writer, owner_writer):

@@ -26,6 +26,8 @@ from topics_service.api.observers import Observers
 from topics_service.api.scheduling.commit import Commit, GroupCommit
 from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.sql.analysis.api import Analyses
+from topics_service.api.sql.cancels import SessionCancels
+from topics_service.api.sql.sessions import OwnSessions, SessionParts
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.clock import Clock
 from topics_service.engine.engine import Engine
@@ -180,6 +182,11 @@ class Core:
     async def kafka(self) -> TopicsApi:
         """See `listeners.Served`."""
         return self.api
+
+    def postgres(self) -> SessionParts:
+        """See `listeners.Served`."""
+        assert self.api.sql is not None, "every server has SQL"
+        return SessionParts(OwnSessions(self.api.sql), SessionCancels())
 
     def taken(self) -> int:
         """See DiskSpace."""

@@ -31,14 +31,15 @@ from topics_service.api.grpc.guard import caller
 from topics_service.api.grpc.server import GrpcPort, create_calls
 from topics_service.api.interfaces import Topics
 from topics_service.api.kafka import KafkaShards
+from topics_service.api.sql.sessions import SessionParts
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import TopicsError
 
 _MAX_MESSAGE_BYTES = (1 << 31) - 1  # gRPC's own limit
 
 
-class Served(Protocol):
-    """Parts of a server that its listeners lead to; a Core has them."""
+class ServedSessions(Protocol):
+    """The parts of a server that PostgreSQL's listener leads to."""
 
     @property
     def api(self) -> Topics:
@@ -49,6 +50,14 @@ class Served(Protocol):
     def authorizer(self) -> Authorizer:
         """The credentials of callers."""
         ...
+
+    def postgres(self) -> SessionParts:
+        """The sessions of SQL."""
+        ...
+
+
+class Served(ServedSessions, Protocol):
+    """Parts of a server that its listeners lead to; a Core has them."""
 
     @property
     def audit(self) -> AuditLog | None:
@@ -170,6 +179,27 @@ async def start_grpc(port: GrpcPort, settings: Settings, calls: Calls) -> int:
         raise StartError(f"can't listen on {where} for gRPC: {explain(error, 'TOPICS_GRPC_PORT')}") from error
 
 
+async def start_postgres(resources: Resources, served: ServedSessions, sock: socket.socket) -> PostgresServer:
+    """Listen for PostgreSQL on `sock`. Raises StartError."""
+    tls, metrics, parts = resources.certificates.common, served.api.metrics, served.postgres()
+    server = PostgresServer(
+        parts.sessions,
+        served.authorizer,
+        resources.settings.postgres,
+        metrics.postgres,
+        metrics.refusals,
+        sock,
+        tls=tls.context() if tls else None,
+        cancels=parts.cancels,
+    )
+    parts.own_cancels.here = server.cancel
+    try:
+        await server.start()
+    except OSError as error:
+        raise StartError(f"PostgreSQL: {error}") from error
+    return server
+
+
 class Listeners:
     """Accepts connections from `start`, those of Kafka from `start_kafka`, until `stop`. The ports are 0 before.
 
@@ -238,29 +268,15 @@ class Listeners:
         if not self._resources.shares_ports:
             announce_kafka(self._settings, port)
 
-    async def start_postgres(self, api: TopicsApi) -> None:
+    async def start_postgres(self) -> None:
         """Listen for PostgreSQL if it has a port, and announce it. Raises StartError."""
         sock = self._resources.pg_socket
         if sock is None:
             return
-        assert api.sql is not None, "every server has SQL"
-        port, tls = sock.getsockname()[1], self._resources.certificates.common
-        metrics = api.metrics
-        self._postgres = PostgresServer(
-            api.sql,
-            self._served.authorizer,
-            self._settings.postgres,
-            metrics.postgres,
-            metrics.refusals,
-            sock,
-            tls=tls.context() if tls else None,
-        )
-        try:
-            await self._postgres.start()
-        except OSError as error:
-            raise StartError(f"PostgreSQL: {error}") from error
-        self.pg_port = port
-        announce_postgres(self._settings, port)
+        self._postgres = await start_postgres(self._resources, self._served, sock)
+        self.pg_port = sock.getsockname()[1]
+        if not self._resources.shares_ports:
+            announce_postgres(self._settings, self.pg_port)
 
     async def stop(self) -> None:
         """Refuse new calls, drain the running ones for up to `drain_seconds`, and close all connections."""

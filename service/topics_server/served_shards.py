@@ -16,13 +16,18 @@ from topics_service.api.kafka import Brokers, KafkaShards, ReplicaLogs
 from topics_service.api.metrics.merging import Report
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Pressure
+from topics_service.api.sql.cancels import SessionCancels
+from topics_service.api.sql.held import HeldSessions
+from topics_service.api.sql.sessions import SessionParts, Sessions
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import TopicsError
+from topics_service.engine.placement import SQL_SHARD
 from topics_shards.health import Health
 from topics_shards.holds import HoldSender
 from topics_shards.kafka import ShardedKafka
 from topics_shards.locating import Located
 from topics_shards.process import ProcessApi
+from topics_shards.sessions import RelayedCancels, RelayedSessions
 from topics_shards.shard_work import ShardWork
 from topics_shards.shards import LostCallError, Method, P, Shards
 from topics_shards.sql import ShardedSql, SqlPlacements
@@ -97,7 +102,10 @@ class ServedShards:
         self.api.sql = ShardedSql(located, self.api.consumers)
         self._groups = settings.kafka.groups
         self._kafka = ShardedKafka(self.api, located, brokers, replica)
-        self.objects = (ProcessApi(shards.local, metrics.report, authorizer.users), self.api.watches)
+        self._timeout_seconds = settings.sql_statement_timeout
+        self._sessions: RelayedSessions | None = None
+        self._cancels = SessionCancels()
+        self.objects = (ProcessApi(shards.local, metrics.report, authorizer.users), self.api.watches, self._cancels)
         """Those that other processes call on this one."""
 
     def shard_of(self, topic: str, partition: int) -> int:
@@ -129,6 +137,27 @@ class ServedShards:
     async def stop_kafka(self) -> None:
         """Follow the topics of other shards no more."""
         await self._kafka.stop()
+
+    # ------------------------------------------------------------- PostgreSQL
+
+    def postgres(self) -> SessionParts:
+        """See `listeners.Served`."""
+        statistics, shard = self.api.metrics.postgres, self._shards.direct(SQL_SHARD)
+        sessions: Sessions
+        if shard is not None:
+            held = shard.of(HeldSessions.execute)
+            assert isinstance(held, HeldSessions)
+            sessions = held.own
+        else:
+            self._sessions = sessions = RelayedSessions(self._shards, self._timeout_seconds, statistics.lost)
+        if self._shards.is_alone:
+            return SessionParts(sessions, self._cancels)
+        return SessionParts(sessions, self._cancels, RelayedCancels(self._shards, self._others, statistics))
+
+    async def stop_postgres(self) -> None:
+        """Give back what sessions have at the owner of SQL's shard."""
+        if self._sessions is not None:
+            await self._sessions.close()
 
     # -------------------------------------------------- the other processes
 

@@ -163,7 +163,7 @@ class Server(Serving):
         if not self._stop.is_set():
             self._readers.start()
             await listeners.start_kafka()
-            await listeners.start_postgres(core.api)
+            await listeners.start_postgres()
 
     async def shutdown(self) -> None:
         """Drain, end the background work, and make the rest durable."""

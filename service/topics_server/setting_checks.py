@@ -38,10 +38,6 @@ def check(settings: "Settings") -> None:
             f"TOPICS_CORS_ORIGINS: {str(error)!r} is not an origin; list each one exactly, with scheme, host and port "
             "and without a path, such as https://app.example,http://localhost:5173"
         ) from None
-    if settings.pg_port and (settings.processes or settings.cluster_store):
-        raise SettingsError(
-            "TOPICS_PG_PORT is for a server of one process: unset it, or TOPICS_PROCESSES and TOPICS_CLUSTER_STORE"
-        )
     if settings.kafka_tls_key and not settings.kafka_tls_cert:
         raise SettingsError("TOPICS_KAFKA_TLS_KEY needs TOPICS_KAFKA_TLS_CERT")
     if settings.tls_key_file and not settings.tls_cert_file:

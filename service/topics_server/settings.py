@@ -325,6 +325,9 @@ class Settings:
     max_partitions: int = _setting("TOPICS_MAX_PARTITIONS", 1000, "maximum partitions of one topic")
     max_routers: int = _setting("TOPICS_MAX_ROUTERS", 10_000, "maximum routers; 0 is unlimited")
     max_groups: int = _setting("TOPICS_MAX_GROUPS", 10_000, "maximum consumer groups; 0 is unlimited")
+    max_open_claims: int = _setting(
+        "TOPICS_MAX_OPEN_CLAIMS", 1000, "maximum open claims of a consumer group in one partition"
+    )
     max_tables: int = _setting("TOPICS_MAX_TABLES", 10_000, "maximum tables of SQL; 0 is unlimited")
     group_retention_ms: int = _setting(
         "TOPICS_GROUP_RETENTION_MS", 604_800_000, "lifetime of an unused consumer group; 0 is unlimited"
@@ -427,6 +430,7 @@ class Settings:
             max_claim=max(1, self.max_claim),
             max_routers=self.max_routers,
             max_groups=self.max_groups,
+            max_open_claims=max(1, self.max_open_claims),
             max_tables=self.max_tables,
             group_retention_ms=self.group_retention_ms,
             max_topics=self.max_topics,

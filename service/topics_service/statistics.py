@@ -47,7 +47,10 @@ class CacheStatistics:
 @dataclass(slots=True)
 class SqlStatistics:
     """Statements of SQL by kind, such as `Insert`, requests that failed, rows, statements that took too long, and the
-    time that analytical queries took."""
+    time that analytical queries took. `sessions` of other nodes have a transaction or results under way here.
+
+    Claims of consumers: all, those that are open, and those that were not acknowledged in time.
+    """
 
     statements: Counter[str] = field(default_factory=Counter)
     failed: int = 0
@@ -55,6 +58,10 @@ class SqlStatistics:
     rows_changed: int = 0
     timeouts: int = 0
     analysis_seconds: float = 0.0
+    sessions: int = 0
+    claims: int = 0
+    open_claims: int = 0
+    expired_claims: int = 0
 
 
 @dataclass(slots=True)
@@ -194,7 +201,8 @@ class KafkaStatistics:
 @dataclass(slots=True)
 class PostgresStatistics:
     """The PostgreSQL listener since the start: statements by their first word and outcome, errors by SQLSTATE, bytes
-    both ways, connections that the server ended by reason, and statements that cancel requests named.
+    both ways, connections that the server ended by reason, and statements that cancel requests named. Of SQL that runs
+    at another process, what was `lost` with its process by kind, and the cancel requests that were `passed_on`.
 
     `connections` are open now, `receive_bytes` the memory of messages that arrive.
     """
@@ -207,6 +215,8 @@ class PostgresStatistics:
     bytes_in: int = 0
     bytes_out: int = 0
     canceled: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    passed_on: int = 0
 
 
 _PUT_BOUNDS_US = (

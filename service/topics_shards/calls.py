@@ -12,8 +12,10 @@ from topics_service.api.placements import PlacementsApi
 from topics_service.api.positions import PositionsApi
 from topics_service.api.queues import QueuesApi
 from topics_service.api.routers import RoutersApi
+from topics_service.api.sql.cancels import SessionCancels
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
+from topics_service.api.sql.held import HeldSessions
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchApi
 from topics_shards.checkpoints import CheckpointsApi
@@ -102,6 +104,7 @@ CALLS: Final = (
     PositionsApi.position,
     PositionsApi.commit,
     PositionsApi.advance,
+    PositionsApi.move,
     PositionsApi.pin,
     PositionsApi.elsewhere,
     PositionsApi.begin_reset,
@@ -116,7 +119,17 @@ CALLS: Final = (
     MirrorsApi.complete,
     ConsumeApi.consume,
     ConsumeApi.ack,
+    ConsumeApi.claim,
+    ConsumeApi.ack_claim,
     SqlApi.execute,
+    HeldSessions.attach,
+    HeldSessions.describe,
+    HeldSessions.execute,
+    HeldSessions.query,
+    HeldSessions.finish,
+    HeldSessions.page,
+    HeldSessions.release,
+    SessionCancels.cancel,
     ProcessApi.report,
     ProcessApi.figures,
     ProcessApi.list_topics,
@@ -167,6 +180,8 @@ READS: Final = frozenset(
         PositionsApi.ends,
         PositionsApi.ends_of,
         ConsumeApi.consume,
+        HeldSessions.describe,
+        HeldSessions.query,
         ProcessApi.report,
         ProcessApi.figures,
         ProcessApi.list_topics,

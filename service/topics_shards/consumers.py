@@ -21,11 +21,13 @@ class ShardedConsumers:
 
     async def consume(self, request: ConsumeRequest, *, principal: Principal) -> ConsumeReply:
         """See ConsumeApi."""
-        return await self._call(request, ConsumeApi.consume, request, principal=principal)
+        method = ConsumeApi.consume if request.visibility_seconds is None else ConsumeApi.claim
+        return await self._call(request, method, request, principal=principal)
 
     async def ack(self, request: AckRequest, *, principal: Principal) -> int:
         """See ConsumeApi."""
-        return await self._call(request, ConsumeApi.ack, request, principal=principal)
+        method = ConsumeApi.ack if request.claim_id is None else ConsumeApi.ack_claim
+        return await self._call(request, method, request, principal=principal)
 
     async def _call(
         self, place: ConsumeRequest | AckRequest, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs
@@ -68,6 +70,13 @@ class ShardedPositions:
         home = self._home(name)
         return await self._with_part(
             home, place.topic, lambda: self._shards.call(home, PositionsApi.advance, name, place, from_seq)
+        )
+
+    async def move(self, name: str, place: Place, expected: int | None, from_seq: int) -> int | None:
+        """See Positions."""
+        home = self._home(name)
+        return await self._with_part(
+            home, place.topic, lambda: self._shards.call(home, PositionsApi.move, name, place, expected, from_seq)
         )
 
     def _home(self, group: str) -> int:

@@ -1,5 +1,6 @@
 """Topics as a whole: what their home knows of them, with the partitions that lie in other shards."""
 
+import asyncio
 import math
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from topics_service.engine.parts import Extent
 from topics_service.engine.placement import shard_of
 from topics_shards.locating import Located
 from topics_shards.process import ProcessApi
+from topics_shards.reading_ahead import ReadAhead, Rest, pages_at_once
 from topics_shards.shards import LostCallError, at_once
 
 _PARTITIONS_A_PAGE: Final = 10_000
@@ -49,44 +51,61 @@ async def topic_state(located: Located, name: str, partition: int, *, touch: boo
     return state
 
 
-async def topics_page(located: Located, request: ListTopicsRequest, principal: Principal) -> ListTopicsReply:
+async def topics_page(
+    located: Located, request: ListTopicsRequest, principal: Principal, ahead: ReadAhead
+) -> ListTopicsReply:
     """See TopicsApi.list_topics. The page is not of one moment over all shards."""
-    found = _Found(located, request, principal)
-    lines, has_more = await found.read()
-    if request.touch:
-        await found.touch(lines)
+    shards = located.shards
+    reads_ahead = not request.touch and len(shards.local) < shards.count
+    rest = ahead.take(request, principal) if reads_ahead else None
+    state = ahead.state
+    if rest is None or (rest.has_more and len(rest.lines) < request.page_size):
+        now, pages = asyncio.get_running_loop().time(), pages_at_once(request, rest)
+        found = _Found(located, request, principal, pages)
+        rest = Rest(*await found.read(), now, pages)
+        if request.touch:
+            await found.touch(rest.lines)
+    lines = _kept(request, rest.lines)
+    left = rest.lines[len(lines) :]
     await _complete(located, lines)
-    return ListTopicsReply(topics=lines, next_after=lines[-1].topic if has_more else None)
+    if not left and not rest.has_more:
+        return ListTopicsReply(topics=lines, next_after=None)
+    after = lines[-1].topic
+    if reads_ahead:
+        ahead.keep(request, principal, after, rest._replace(lines=left), state)
+    return ListTopicsReply(topics=lines, next_after=after)
 
 
 class _Found:
     """The next topics of each shard in name order, as far as it was asked."""
 
-    def __init__(self, located: Located, request: ListTopicsRequest, principal: Principal) -> None:
+    def __init__(self, located: Located, request: ListTopicsRequest, principal: Principal, pages: int) -> None:
+        """Read the topics of so many pages, for which there may be fewer."""
         self._shards = located.shards
         self._principal = principal
         self._page = request
-        each = min(request.page_size, math.ceil(request.page_size / located.shards.count * _MARGIN) + _MORE)
+        share = request.page_size * pages / located.shards.count
+        each = min(request.page_size * pages, math.ceil(share * _MARGIN) + _MORE if pages == 1 else math.ceil(share))
         self._request = replace(request, touch=False, page_size=each)
         self._lines: list[list[TopicSummary]] = [[] for _ in range(located.shards.count)]
         self._ends: dict[int, str] = dict.fromkeys(range(located.shards.count), request.after or "")
         """The last name that a shard has listed, for each that may have more."""
 
     async def read(self) -> tuple[list[TopicSummary], bool]:
-        """The topics of the page, and whether there may be more: asks the shards until they are known."""
+        """The topics of the page and those that are known behind it, and whether there may be more: asks the shards
+        until the page is known."""
         await self._read_first()
         while True:
             lines = sorted(chain.from_iterable(self._lines), key=_NAME)
             upto = min(self._ends.values(), default=None)  # behind it a shard may have some that it did not tell of
             known = len(lines) if upto is None else bisect_right(lines, upto, key=_NAME)
-            kept = _kept(self._page, lines[:known])
-            if upto is None or len(kept) < known or known >= self._page.page_size:
-                return kept, upto is not None or len(kept) < known
+            if upto is None or known >= self._page.page_size or len(_kept(self._page, lines[:known])) < known:
+                return lines[:known], upto is not None
             await at_once([self._read(shard) for shard, end in self._ends.items() if end == upto])
 
     async def touch(self, lines: list[TopicSummary]) -> None:
         """Touch the topics of the page, which have the state after that then."""
-        kept = {line.topic: number for number, line in enumerate(lines)}
+        kept = {line.topic: number for number, line in enumerate(_kept(self._page, lines))}
         for shard, told in enumerate(self._lines):
             own = sum(line.topic in kept for line in told)
             if own:

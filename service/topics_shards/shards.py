@@ -18,6 +18,7 @@ from topics_service.api.routers import RoutersApi
 from topics_service.api.running import LostCallError as LostCallError  # for importers of both
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
+from topics_service.api.sql.held import HeldSessions
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchApi
 
@@ -57,7 +58,7 @@ class Shard:
             WatchApi.__name__: api.watches,
         }
         if api.sql is not None:
-            self.objects[SqlApi.__name__] = api.sql
+            self.objects |= {SqlApi.__name__: api.sql, HeldSessions.__name__: HeldSessions(api)}
 
     def of(self, method: Callable[..., object]) -> object:
         """The object that has the method."""

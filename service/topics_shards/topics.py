@@ -40,6 +40,7 @@ from topics_shards.health import Health
 from topics_shards.locating import Located
 from topics_shards.merging import topic_state, topics_page
 from topics_shards.queues import ShardedQueues
+from topics_shards.reading_ahead import ReadAhead
 from topics_shards.routers import ShardedRouters
 from topics_shards.shards import P, R
 from topics_shards.submissions import Submissions
@@ -73,6 +74,7 @@ class ShardedTopics:
         """Finds the shards that prefer a zone."""
         self._located = located
         self._submissions = Submissions(located)
+        self._ahead = ReadAhead()
         self.groups = ShardedGroups(located, limits, observers)
         self.consumers = ShardedConsumers(located)
         self._waiting: set[Settable] = set()
@@ -93,8 +95,8 @@ class ShardedTopics:
     ) -> PutTopicReply:
         """See TopicsApi."""
         if placement or zone:
-            placement = await self._placement(name, placement, zone)
-            return await self._placed(
+            placement = await self._placement(name, placement, zone, by_kafka=kafka_configs is not None)
+            reply = await self._placed(
                 placement,
                 TopicsApi.put_topic,
                 name,
@@ -104,16 +106,19 @@ class ShardedTopics:
                 kafka_configs=kafka_configs,
                 placement=placement,
             )
-        return await self._located.call(
-            name,
-            0,
-            TopicsApi.put_topic,
-            name,
-            config,
-            principal=principal,
-            partition_count=partition_count,
-            kafka_configs=kafka_configs,
-        )
+        else:
+            reply = await self._located.call(
+                name,
+                0,
+                TopicsApi.put_topic,
+                name,
+                config,
+                principal=principal,
+                partition_count=partition_count,
+                kafka_configs=kafka_configs,
+            )
+        self._ahead.changed()
+        return reply
 
     async def create_in_zone(
         self,
@@ -126,7 +131,7 @@ class ShardedTopics:
         kafka_configs: dict[str, str] | None = None,
     ) -> bool:
         """See `TopicsApi.create_topic`."""
-        placement = await self._placement(name, "", zone)
+        placement = await self._placement(name, "", zone, by_kafka=True)
         return await self._placed(
             placement,
             TopicsApi.create_topic,
@@ -138,9 +143,9 @@ class ShardedTopics:
             placement=placement,
         )
 
-    async def _placement(self, name: str, placement: str, zone: str) -> str:
+    async def _placement(self, name: str, placement: str, zone: str, *, by_kafka: bool) -> str:
         """The placement of a topic that names a group or a zone."""
-        check_topic_name(name)
+        check_topic_name(name, by_kafka=by_kafka)
         if not zone:
             check_placement(placement)
             return placement
@@ -166,20 +171,24 @@ class ShardedTopics:
 
     async def list_topics(self, request: ListTopicsRequest, *, principal: Principal) -> ListTopicsReply:
         """See TopicsApi. A page is not of one moment over all shards."""
-        return await topics_page(self._located, request, principal)
+        return await topics_page(self._located, request, principal, self._ahead)
 
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
         """See TopicsApi."""
         reply = await self._located.call(name, 0, TopicsApi.delete_topic, name, if_empty=if_empty)
+        self._ahead.changed()
         await self._located.release(name)
         await self.routers.forget(reply.routers_removed)
         return reply
 
     async def append(self, request: AppendRequest, *, principal: Principal) -> AppendReply:
         """See TopicsApi."""
-        return await self._located.call(
+        reply = await self._located.call(
             request.topic, request.partition, TopicsApi.append, request, principal=principal
         )
+        if reply.created:
+            self._ahead.changed()
+        return reply
 
     async def submit(self, request: AppendRequest, *, principal: Principal) -> Submitted:
         """See TopicsApi."""
@@ -187,7 +196,10 @@ class ShardedTopics:
 
     async def settle(self, submitted: Submitted) -> AppendReply:
         """See TopicsApi."""
-        return await self._submissions.settle(submitted)
+        reply = await self._submissions.settle(submitted)
+        if reply.created:
+            self._ahead.changed()
+        return reply
 
     def is_settled(self, submitted: Submitted) -> bool:
         """See TopicsApi."""

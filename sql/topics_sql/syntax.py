@@ -42,6 +42,9 @@ from topics_sql.trees import (
     InQuery as InQuery,
 )
 from topics_sql.trees import (
+    Interval as Interval,
+)
+from topics_sql.trees import (
     Is as Is,
 )
 from topics_sql.trees import (
@@ -82,6 +85,9 @@ from topics_sql.trees import (
 )
 from topics_sql.trees import (
     Select as Select,
+)
+from topics_sql.trees import (
+    Series as Series,
 )
 from topics_sql.trees import (
     Subquery as Subquery,
@@ -158,6 +164,8 @@ class Insert(Struct, frozen=True):
     select: Query | None
     conflict: Conflict | None
     returning: tuple[Item, ...]
+    ctes: tuple[With, ...] = ()
+    recursive: bool = False
 
 
 class Update(Struct, frozen=True):
@@ -166,6 +174,10 @@ class Update(Struct, frozen=True):
     assignments: tuple[Assignment, ...]
     where: Tree | None
     returning: tuple[Item, ...]
+    source: FromItem | None = None
+    """The rows of FROM."""
+    ctes: tuple[With, ...] = ()
+    recursive: bool = False
 
 
 class Delete(Struct, frozen=True):
@@ -173,6 +185,10 @@ class Delete(Struct, frozen=True):
     table: From
     where: Tree | None
     returning: tuple[Item, ...]
+    source: FromItem | None = None
+    """The rows of USING."""
+    ctes: tuple[With, ...] = ()
+    recursive: bool = False
 
 
 # ------------------------------------------------------------- tables and namespaces

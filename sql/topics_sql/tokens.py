@@ -37,7 +37,12 @@ TOKEN: Final = re.compile(
 )
 COMMENT_EDGE: Final = re.compile(r"/\*|\*/")
 JOINED: Final = re.compile(r"[\w$]")
-PREFIXES: Final = frozenset({"b", "e", "n", "u", "x"})
+PREFIXES: Final = frozenset({"b", "n", "u", "x"})
+ESCAPED: Final = re.compile(r"'((?:[^'\\]|\\.|'')*+)'", re.DOTALL)
+ESCAPE: Final = re.compile(
+    r"''|\\(?:x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|(.))", re.DOTALL
+)
+ESCAPES: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 UPPER_ASCII: Final = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
 
@@ -114,7 +119,10 @@ def _scan(text: str, kinds: list[str], values: list[str], starts: "array[int]") 
         elif kind == WORD:
             value = found[kind]
             value = value.lower() if value.isascii() else value.translate(UPPER_ASCII)
-            if position < size and text[position] == "'" and value in PREFIXES:
+            if position < size and text[position] == "'" and value == "e":
+                kind = STRING
+                value, position = escaped(text, start, position)
+            elif position < size and text[position] == "'" and value in PREFIXES:
                 raise refuse(
                     text, start, f"strings with the prefix {found[kind]} are not supported", Reason.UNSUPPORTED_SQL
                 )
@@ -144,6 +152,27 @@ def _scan(text: str, kinds: list[str], values: list[str], starts: "array[int]") 
                 Reason.INVALID_REQUEST,
                 "54000",
             )
+
+
+def escaped(text: str, start: int, quote: int) -> tuple[str, int]:
+    """Read the rest of a string with escapes, as `E'a\\n'`: its value and its end."""
+    found = ESCAPED.match(text, quote)
+    if found is None:
+        raise refuse(text, start, "a string is not closed")
+    return ESCAPE.sub(lambda each: _unescaped(text, start, each), found[1]), found.end()
+
+
+def _unescaped(text: str, start: int, found: re.Match[str]) -> str:
+    """The character of one escape. Codes above 127 are for `\\u` only: others would be bytes of UTF-8."""
+    if found[0] == "''":
+        return "'"
+    if found[5] is not None:
+        return ESCAPES.get(found[5], found[5])
+    unicode = found[2] or found[3]
+    code = int(found[4], 8) if found[4] else int(unicode or found[1], 16)
+    if not code or code > (0x10FFFF if unicode else 0x7F) or 0xD800 <= code < 0xE000:
+        raise refuse(text, start, f"{found[0]} is no character", Reason.INVALID_VALUE, "22025")
+    return chr(code)
 
 
 def _check_characters(text: str) -> None:

@@ -89,6 +89,13 @@ class Cast(Struct, frozen=True):
     type: TypeName
 
 
+class Interval(Struct, frozen=True):
+    """A length of time, as text."""
+
+    at: int
+    operand: "Tree"
+
+
 class JsonGet(Struct, frozen=True):
     at: int
     operand: "Tree"
@@ -170,7 +177,7 @@ class Quantified(Struct, frozen=True):
 
 Tree = (
     Constant | Parameter | Name | Prefix | Infix | Is | In | Like | Case | Cast | JsonGet | Call | Subquery | Exists
-    | InQuery | Quantified
+    | InQuery | Quantified | Interval
 )  # fmt: skip
 
 
@@ -212,6 +219,15 @@ class Derived(Struct, frozen=True):
     lateral: bool = False
 
 
+class Series(Struct, frozen=True):
+    """generate_series in FROM."""
+
+    at: int
+    arguments: tuple[Tree, ...]
+    alias: str | None = None
+    columns: Names = ()
+
+
 class Join(Struct, frozen=True):
     """A join: `inner`, `left`, `right`, `full` or `cross`, which a comma is too."""
 
@@ -224,7 +240,7 @@ class Join(Struct, frozen=True):
     natural: bool = False
 
 
-FromItem = From | Derived | Join
+FromItem = From | Derived | Series | Join
 
 
 class OrderItem(Struct, frozen=True):
@@ -244,13 +260,14 @@ class With(Struct, frozen=True):
 
 
 class Select(Struct, frozen=True, kw_only=True):
-    """SELECT. `group` None: no GROUP BY."""
+    """SELECT. `group` None: no GROUP BY. `sets` are those of GROUPING SETS, ROLLUP and CUBE, of the same trees."""
 
     at: int
     items: tuple[Item, ...]
     source: FromItem | None = None
     where: Tree | None = None
     group: tuple[Tree, ...] | None = None
+    sets: tuple[tuple[Tree, ...], ...] = ()
     having: Tree | None = None
     windows: tuple[tuple[str, Window], ...] = ()
     order: tuple[OrderItem, ...] = ()

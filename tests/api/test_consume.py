@@ -1,85 +1,20 @@
 """Consuming and acknowledging in fake time: positions, pages, the long poll, gaps, rights, and no leftovers."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from support.consuming import Consuming, refused
 from support.fake_time import in_fake_time, steps
-from support.routed_tables import RoutedTables
-from support.watching import LoopClock
-from topics_service.api.access.auth import UNRESTRICTED, Principal, Role, Scope
+from topics_service.api.access.auth import Principal, Role, Scope
 from topics_service.api.observers import Observation, Observers
-from topics_service.api.sql.consume import ConsumeApi
-from topics_service.api.sql.requests import AckRequest, ConsumeReply, ConsumeRequest, Gap
+from topics_service.api.sql.requests import Gap
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendRequest, Batch, ConfigInput, DeleteRequest, TagMatch
 from topics_service.engine.offsets.positions import CommitItem, lag_of
 from topics_service.engine.tables import plans
-from topics_service.engine.tables.model import Op, PayloadMode
-
-
-class Consuming(RoutedTables):
-    """Routed tables, and the calls of consumers in front of them, in the time of the running loop."""
-
-    def __init__(self, observers: Observers | None = None) -> None:
-        super().__init__(clock=LoopClock())
-        self.settles = 0
-        self.waiting = set[asyncio.Event]()
-        self.api = ConsumeApi(
-            lambda: self.engine, self._settle, self._forwarded, self._forwarded, self._notify, observers or Observers()
-        )
-
-    async def _settle(self, ticket: int) -> None:
-        if ticket > self.engine.writer.synced:
-            self.settles += 1
-            await asyncio.sleep(0.01)
-            self.engine.sync()
-
-    async def _forwarded(self, topic: str) -> None:
-        """There are no routers."""
-
-    @contextmanager
-    def _notify(self, event: asyncio.Event) -> Iterator[None]:
-        self.waiting.add(event)
-        yield
-        self.waiting.discard(event)
-
-    def insert(self, *ids: int) -> None:
-        self.write(*((1, [n, "ann", "", n], None) for n in ids))
-        self.engine.sync()
-
-    def routed(self, topic: str = "t", count: int = 10, mode: PayloadMode = PayloadMode.KEY, **options: Any) -> None:
-        self.create(topic, **options)
-        self.route(topic, Op.INSERT, mode)
-        if count:
-            self.insert(*range(count))
-
-    async def consume(self, group: str | None = "g", topic: str = "t", **given: Any) -> ConsumeReply:
-        who = given.pop("principal", UNRESTRICTED)
-        given = {"start": "earliest", "timeout_seconds": 0} | given
-        return await self.api.consume(ConsumeRequest(topic=topic, group=group, **given), principal=who)
-
-    async def offsets(self, group: str | None = "g", **given: Any) -> list[int]:
-        return [message.offset for message in (await self.consume(group, **given)).messages]
-
-    async def ack(self, upto: int, group: str = "g", topic: str = "t", **given: Any) -> int:
-        who = given.pop("principal", UNRESTRICTED)
-        request = AckRequest(topic=topic, group=group, upto_offset=upto, **given)
-        return await self.api.ack(request, principal=who)
-
-    def position(self, group: str = "g", partition: int = 0) -> int | None:
-        found = self.engine.groups.position(group, "t", partition)
-        return None if found is None else found.from_seq
-
-
-async def refused(reason: Reason, call: Any) -> TopicsError:
-    with pytest.raises(TopicsError) as caught:
-        await call
-    assert caught.value.reason is reason, caught.value
-    return caught.value
+from topics_service.engine.tables.model import Op
 
 
 @in_fake_time

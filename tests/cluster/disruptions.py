@@ -90,7 +90,17 @@ class Disruptions:
         shard, owner = self._rng.choice([*self._cluster.owners().items()])
         target = self._rng.choice([node for node in self._cluster.nodes if node.name != owner])
         began = time.monotonic()
-        Cli(target.grpc_target)("cluster", "move", "--shard", shard, target.name)
+
+        def is_moved() -> bool:
+            try:
+                Cli(target.grpc_target)("cluster", "move", "--shard", shard, target.name)
+            except AssertionError as refusal:
+                if "catching up" not in str(refusal):  # which is retriable: it gets the shard after that
+                    raise
+                return False
+            return True
+
+        poll(is_moved, READY, self._cluster.logs)
         return began
 
     def cut(self, what: str) -> float:

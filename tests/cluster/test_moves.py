@@ -15,8 +15,8 @@ from topics_cluster.follower import Follower
 from topics_cluster.memory import MemorySession
 from topics_cluster.store import ShardStore
 from topics_server import collector
-from topics_server.node import replica as replica_module
 from topics_server.node import shards as shards_module
+from topics_server.node import successors as successors_module
 from topics_server.node.directory import Directory
 from topics_server.node.place import Place
 from topics_server.node.shard_term import ComingShard, ShardTerm
@@ -89,7 +89,7 @@ async def test_a_move_claims_once_and_calls_wait_at_the_next_owner(
 
 
 async def test_an_owner_waits_for_the_next_one_to_come_near(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_module, "_NEAR_SECONDS", 60.0)
+    monkeypatch.setattr(successors_module, "_NEAR_SECONDS", 60.0)
     async with world.node("a") as a, world.node("b"), client(a) as at_a:
         shard = await settled(world)
         applies, catch_up = asyncio.Event(), Follower.catch_up

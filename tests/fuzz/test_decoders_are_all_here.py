@@ -84,7 +84,6 @@ ELSEWHERE: Final = {
     "topics_backup.repository": "manifests, by `manifest of a backup`",
     "topics_postgres.copying": "`postgres copy` goes through it",
     "topics_postgres.decoding": "`postgres values` goes through it",
-    "topics_postgres.scram": "`postgres scram` goes through it",
     "topics_postgres.wire": "`postgres messages` goes through it",
     "topics_postgres.session": "tests/postgres/test_hostile.py",
     "topics_postgres.transfer": "tests/postgres/test_psycopg.py",

@@ -158,6 +158,14 @@ def live_with_sql(api: Api, root: str, space: str) -> None:
     assert (len(page["messages"]), page["has_more"]) == (1, True)
     ok(api.send("POST", f"{root}/topics/consume", {**message, "start": {"Offset": 1}, "timeout_seconds": 0}))
     ok(api.send("POST", f"{root}/topics/ack", {**message, "partition_id": 0, "upto_offset": 1}))
+    shared = {"topic": f"{space}.news", "group_id": "workers", "start": "Earliest", "limit": 1, "timeout_seconds": 0}
+    claims = [
+        ok(api.send("POST", f"{root}/topics/consume", {**shared, "claim": options}))["claim"]["claim_id"]
+        for options in ({"visibility_seconds": 9}, {})
+    ]
+    worker = {"topic": f"{space}.news", "group_id": "workers"}
+    assert ok(api.send("POST", f"{root}/topics/ack", {**worker, "claim_id": claims[1]}))["acknowledged_offset"] is None
+    ok(api.send("POST", f"{root}/topics/ack", {**worker, "claim_id": claims[0], "upto_offset": 0}))
     for status, response in (
         (400, run("SELEC 1")),
         (400, run("SELECT 1; SELECT 1 / 0")),
@@ -169,6 +177,8 @@ def live_with_sql(api: Api, root: str, space: str) -> None:
         (400, api.send("POST", f"{root}/topics/consume", {**message, "limit": 0})),
         (404, api.send("POST", f"{root}/topics/consume", {"topic": "nowhere.news", "group_id": "g"})),
         (400, api.send("POST", f"{root}/topics/ack", {**message, "upto_offset": 9})),
+        (400, api.send("POST", f"{root}/topics/ack", {**message, "claim_id": claims[0]})),
+        (400, api.send("POST", f"{root}/topics/consume", {**message, "claim": {"visibility_seconds": 0}})),
     ):
         assert response.status_code == status, response.text
 

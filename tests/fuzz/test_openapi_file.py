@@ -54,6 +54,7 @@ READ = {
     "ExecuteRequest": sql_body._MEMBERS,
     "SqlServiceConsumeRequest": sql_endpoints._CONSUME,
     "SqlServiceAckRequest": sql_endpoints._ACK,
+    "ClaimOptions": sql_endpoints._CLAIM,
 }
 
 

@@ -1,21 +1,53 @@
-"""A server with the PostgreSQL protocol, for the tests of a module, and a namespace for each test."""
+"""A server with the PostgreSQL protocol, for the tests of a module, and a namespace for each test.
 
+`TOPICS_POSTGRES_PROCESSES=2` runs the suites against a server with that number of processes, `TOPICS_POSTGRES_NODES=3`
+against nodes of a cluster with eight shards, of which one that does not run SQL is asked.
+"""
+
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from support.cluster import Cluster
+from support.etcd import Etcd
+from support.s3 import S3
 from support.server import ServerProcess
 
+NODES = int(os.environ.get("TOPICS_POSTGRES_NODES", "0"))
+PROCESSES = os.environ.get("TOPICS_POSTGRES_PROCESSES", "")
 _NUMBERS = count(1)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("postgres"), postgres=True) as running:
+    folder = tmp_path_factory.mktemp("postgres")
+    if NODES:
+        with cluster(folder) as node:
+            yield node
+        return
+    env = {"TOPICS_PROCESSES": PROCESSES} if PROCESSES else {}
+    with ServerProcess(folder, postgres=True, env=env) as running:
         yield running
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[ServerProcess]:
+    """A node of a cluster that does not run SQL."""
+    with (
+        S3(folder / "s3") as s3,
+        Etcd(folder / "etcd") as etcd,
+        Cluster(
+            folder / "nodes", etcd.address, s3.bucket(), s3.environment, nodes=NODES, shards=8, postgres=True
+        ) as nodes,
+    ):
+        nodes.wait_until_spread()
+        yield next(node for node in nodes.nodes if node is not nodes.owner())
 
 
 @pytest.fixture

@@ -12,8 +12,11 @@ from support.server import ServerProcess
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "postgres-clients"
 NODE = Path(__file__).parent / "clients" / "node"
+JAVA = BUILD / "java" / "classes"
+IN_JAVA = ["java", "-cp", f"{JAVA}:{BUILD}/java/lib/*"]
 COMMANDS = {
-    "jdbc": (BUILD / "java" / "classes", ["java", "-cp", f"{BUILD}/java/classes:{BUILD}/java/lib/*", "Suite"]),
+    "jdbc": (JAVA, [*IN_JAVA, "Suite"]),
+    "jdbc metadata": (JAVA / "Metadata.class", [*IN_JAVA, "Metadata"]),
     "pgx": (BUILD / "go" / "suite", [str(BUILD / "go" / "suite")]),
     "node-postgres": (NODE / "node_modules" / "pg", ["node", str(NODE / "suite.mjs")]),
 }

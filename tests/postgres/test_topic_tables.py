@@ -28,7 +28,7 @@ def api(server: ServerProcess) -> Iterator[Api]:
 
 def test_records_of_v0_and_grpc_are_rows(server: ServerProcess, api: Api, db: psycopg.Connection[Any]) -> None:
     """JSON, bytes, tags, nodes and metas come through psql's protocol in text and binary as they were written."""
-    name = api.make("mixed.v1", partitions=3)
+    name = api.make("mixed.v1", partition_count=3)
     body = [{"data": {"a": [1, "ü"]}, "tag": "k1", "node": "n1", "meta": {"h": 1}}, {"data": None}]
     assert api.write(name, body, partition=1).status_code == 200
     with grpc.insecure_channel(server.grpc_target) as channel:
@@ -73,7 +73,7 @@ def test_losses_are_told_on_every_protocol(server: ServerProcess, api: Api, db: 
 
 def test_a_large_topic_is_read_in_pages(server: ServerProcess, api: Api, db: psycopg.Connection[Any]) -> None:
     """A result beyond the bound of HTTP comes over the PostgreSQL protocol, and COPY writes it out."""
-    name = api.make("large", partitions=2)
+    name = api.make("large", partition_count=2)
     for partition in (0, 1):
         for _ in range(8):
             api.append(name, *range(1000), partition=partition)

@@ -114,6 +114,7 @@ HTTP_STATUS = {
     "already_exists": 409,
     "dependent_objects": 409,
     "not_a_log": 409,
+    "claim_expired": 409,
     "result_too_large": 413,
     "query_too_large": 413,
     "query_timeout": 504,

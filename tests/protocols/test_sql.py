@@ -285,6 +285,40 @@ def test_a_page_is_the_same_on_both_protocols(
     assert refusal(error.value).reason.lower() == "invalid_request"
 
 
+def test_claims_are_disjoint_over_both_protocols(
+    http: httpx.Client, stub: sql_service_pb2_grpc.SqlServiceStub, routed: str
+) -> None:
+    place = {"topic": routed, "group_id": "workers"}
+    body = {**place, "start": "Earliest", "limit": 1, "timeout_seconds": 0, "claim": {"visibility_seconds": 1}}
+    first = http.post("/api/topics/consume", json=body).json()
+    assert ([message["offset"] for message in first["messages"]], first["has_more"]) == ([0], True)
+    assert list(first["claim"]) == ["claim_id", "from_offset", "to_offset", "visibility_seconds"]
+    assert (first["claim"]["from_offset"], first["claim"]["to_offset"], first["claim"]["visibility_seconds"]) == (
+        0,
+        0,
+        1,
+    )
+    request = pb.SqlServiceConsumeRequest(
+        topic=routed, group_id="workers", timeout_seconds=0, claim=sql_pb2.ClaimOptions()
+    )
+    second = stub.Consume(request)
+    assert ([message.offset for message in second.messages], second.claim.visibility_seconds) == ([1, 2], 60)
+    ack = pb.SqlServiceAckRequest(topic=routed, group_id="workers", claim_id=second.claim.claim_id)
+    acked = stub.Ack(ack)
+    assert (acked.success, acked.acknowledged_offset, acked.none_yet) == (True, 0, True)
+    request.timeout_seconds = 20
+    again = stub.Consume(request)
+    assert [message.offset for message in again.messages] == [0], "waited until the claim of the other had ended"
+    late = http.post("/api/topics/ack", json={**place, "claim_id": first["claim"]["claim_id"]})
+    refused_as(late, 409, "claim_expired")
+    assert http.post("/api/topics/ack", json={**place, "upto_offset": 2}).json()["acknowledged_offset"] is None
+    done = http.post("/api/topics/ack", json={**place, "claim_id": again.claim.claim_id})
+    assert done.json() == {"success": True, "acknowledged_offset": 2}
+    for bad in ({"claim": 5}, {"claim": {"visibility_seconds": 0}}, {"claim": {}, "start": {"Offset": 1}}):
+        refused_as(http.post("/api/topics/consume", json=body | bad), 400, "invalid_request")
+    refused_as(http.post("/api/topics/ack", json={**place, "claim_id": "claim_0_2_x"}), 400, "invalid_request")
+
+
 def test_names_of_the_topic_must_agree(http: httpx.Client, routed: str) -> None:
     body = {"group_id": "g", "timeout_seconds": 0}
     for names in ({"topic": routed}, {"topic_id": routed}, {"topic": routed, "topic_id": routed}):

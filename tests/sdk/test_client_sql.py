@@ -94,5 +94,13 @@ def test_messages(client: TopicsClient, space: str) -> None:
         client.acknowledge(topic, 99, group="g")
     with pytest.raises(NotFoundError):
         client.consume(f"{space}.nothing", group="g")
+    first, second = [client.consume(topic, group="w", start="earliest", limit=2, claim_seconds=60) for _ in range(2)]
+    assert first.claim is not None
+    assert second.claim is not None
+    assert (first.claim.from_offset, first.claim.to_offset, first.claim.visibility_seconds) == (0, 1, 60)
+    assert client.acknowledge(topic, group="w", claim=second.claim) == -1
+    assert client.acknowledge(topic, 0, group="w", claim=first.claim.claim_id) == 0
+    assert client.acknowledge(topic, group="w", claim=first.claim) == 2
+    assert client.consume(topic, group="w", claim_seconds=60).claim is None
     with pytest.raises(InvalidRequestError):
         client.consume(topic, group="g", start="middle")  # type: ignore[arg-type]

@@ -72,6 +72,27 @@ async def test_a_group_goes_on_behind_what_it_acked(topic: str, group: str) -> N
 
 
 @pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("topic", TOPICS)
+async def test_claims_are_where_the_partition_is(topic: str, group: str) -> None:
+    async with open_shards(SHARDS) as world:
+        await make(world, 5)
+
+        async def claim() -> tuple[list[int], str]:
+            page = await consume(world, topic, group, limit=2, visibility_seconds=60)
+            assert page.claim is not None
+            return [message.offset for message in page.messages], page.claim.claim_id
+
+        (first, a), (second, b) = await claim(), await claim()
+        assert (first, second) == ([0, 1], [2, 3])
+        for name, acked in ((b, -1), (a, 3)):
+            request = AckRequest(topic=topic, group=group, upto_offset=None, claim_id=name)
+            assert await world.api.consumers.ack(request, principal=UNRESTRICTED) == acked
+        assert await position(world, topic, group) == [(0, 4)]
+        assert (await claim())[0] == [4]
+        assert await ack(world, topic, group, 4) == 4
+
+
+@pytest.mark.parametrize("group", GROUPS)
 async def test_each_partition_has_its_own_position(group: str) -> None:
     async with open_shards(SHARDS) as world:
         await make(world)

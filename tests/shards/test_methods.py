@@ -62,6 +62,13 @@ def test_the_caller_without_credentials_is_the_same_object() -> None:
     assert append.decode_call(body).origin is None
 
 
+def test_a_number_that_message_pack_has_not_is_refused() -> None:
+    execute = RemoteMethod(SqlApi.execute, is_read=False)
+    with pytest.raises(TopicsError) as caught:
+        execute.encode_call(None, (SqlRequest(sql="SELECT", params=[1 << 64]),), {"principal": KEY})
+    assert caught.value.reason is Reason.INVALID_VALUE
+
+
 def test_sql_values() -> None:
     execute = RemoteMethod(SqlApi.execute, is_read=False)
     params = [1, 2.5, "text", b"bytes", None, True, Decimal("1.50"), {"a": [Decimal(2)]}]

@@ -22,7 +22,8 @@ def test_examples() -> None:
         assert len(statements) == block.count(";")
         for statement in statements:
             plan = world.reader.bind(statement, world.engine.tables.newest, namespace)
-            if isinstance(plan.action, RUN) and not plan.parameters:
+            computed = getattr(plan.action, "query", None) is not None  # that needs DuckDB
+            if isinstance(plan.action, RUN) and not computed and not plan.parameters:
                 world.act(plan.action, [])
                 world.engine.sync()
                 ran += 1

@@ -309,7 +309,7 @@ JOINS: Sequence[tuple[str, list[str], list[list[Any]]]] = (
     ),
     (
         'SELECT count(*) FROM topics."app.t" a JOIN topics."app.t" b ON a.seq = b.seq + 1 WHERE b.tag LIKE \'a%\'',
-        ["all records", "tag like 'a%'"], [[3]],
+        ["all records", "tag like 'a%'"], [[2]],
     ),
     (
         'WITH q AS (SELECT max(seq) m FROM topics."app.t" WHERE "offset" IN (0, 2)) SELECT m FROM q',

@@ -92,11 +92,13 @@ texts = st.recursive(
     max_leaves=3,
 )  # fmt: skip
 TIMES = """d; at; d + 1; d - 400; date_trunc('month', at); date_trunc('week', d); date_trunc('hour', at);
-date_add(at, '1 month -2 days'); CAST(at AS DATE); CAST(d AS TIMESTAMP); coalesce(at, d); to_timestamp(i)"""
+date_add(at, '1 month -2 days'); at - INTERVAL '1 month'; INTERVAL '36 hours' + d;
+date_bin('3 days', at, TIMESTAMP '2000-01-01');
+CAST(at AS DATE); CAST(d AS TIMESTAMP); coalesce(at, d); to_timestamp(i)"""
 times = st.sampled_from(TIMES.split(";"))
-others = st.sampled_from(
-    ["o", "u", "ti", "y", "j -> 'k'", "y || y", "d - d", "extract(epoch FROM at)", "extract(dow FROM d)"]
-)
+OTHERS = """o; u; ti; y; j -> 'k'; y || y; d - d; extract(epoch FROM at); extract(dow FROM d); to_json(m); to_json(t);
+to_json(j); to_json(y)"""
+others = st.sampled_from(OTHERS.split(";"))
 comparisons = st.sampled_from(["=", "<>", "<", "<=", ">", ">=", "IS DISTINCT FROM", "IS NOT DISTINCT FROM"])
 numbers = st.one_of(integers, decimals, floats)
 patterns = st.sampled_from(["'%b%'", "'_b_'", "'%\\%\\_'", "t", "'ä%'"])

@@ -32,15 +32,25 @@ class Node(ServerProcess):
 
     ready_seconds = 180.0  # it may have to read the whole log, beside everything else
 
-    def __init__(self, name: str, folder: Path, env: Mapping[str, object], network: Network | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        env: Mapping[str, object],
+        network: Network | None = None,
+        *,
+        postgres: bool = False,
+    ) -> None:
         """`network` has a host of its name, on which it runs."""
-        http, grpc, kafka = free_ports(3)
+        http, grpc, kafka, *others = free_ports(4 if postgres else 3)
         own: dict[str, object] = {"TOPICS_PORT": http, "TOPICS_GRPC_PORT": grpc, "TOPICS_KAFKA_PORT": kafka}
         own["TOPICS_CLUSTER_NODE"] = name
+        if others:
+            own["TOPICS_PG_PORT"] = others[0]
         if network is not None:
             own["TOPICS_HOST"] = own["TOPICS_CLUSTER_ADVERTISED"] = network.hosts[name]
             own["TOPICS_ALLOW_INSECURE_NO_AUTH"] = "1"
-        super().__init__(folder, env={**own, **env}, kafka=True)
+        super().__init__(folder, env={**own, **env}, kafka=True, postgres=postgres)
         self.name = name
         if network is not None:
             self.host, self.network = network.hosts[name], network.space(name)
@@ -79,12 +89,13 @@ class Cluster:
         network: Network | None = None,
         shards: int = 1,
         name: str = "",
+        postgres: bool = False,
     ) -> None:
         """`etcd` is host:port, `store` a URL, `environment` what leads to it. It has a `name` that no other has, unless
         one is given.
 
         `env` are further settings of every node, `own` of one, by its name. `network` has hosts of the nodes' names, on
-        which they run.
+        which they run. With `postgres` they have a port of PostgreSQL.
         """
         self.shards = shards
         self.name = name or f"test-{secrets.token_hex(4)}"
@@ -100,7 +111,10 @@ class Cluster:
             "TOPICS_CLUSTER_SECRET_FILE": secret,
             **env,
         }
-        self.nodes = [Node(name, folder / name, {**self.env, **own.get(name, {})}, network) for name in NAMES[:nodes]]
+        self.nodes = [
+            Node(name, folder / name, {**self.env, **own.get(name, {})}, network, postgres=postgres)
+            for name in NAMES[:nodes]
+        ]
 
     def __getitem__(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)

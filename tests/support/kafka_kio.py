@@ -95,6 +95,10 @@ class Maker:
                 return dt.timedelta(milliseconds=rng.randint(-1, 10**12))
             case "datetime_i64":
                 return EPOCH + dt.timedelta(milliseconds=rng.randint(0, 4 * 10**12))
+            case "float64":
+                return rng.choice([0.0, -1.5, 1e300, rng.random()])
+            case "uint16":
+                return rng.choice([0, 1, 0xFFFF, rng.getrandbits(16)])
         bits = INTEGERS[kafka_type]
         return rng.choice([-(2**bits), -1, 0, 1, 2**bits - 1, rng.getrandbits(bits)])
 

@@ -14,6 +14,7 @@ logged and counted, and closes the connection.
 """
 
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from topics_net.loop_budget import LoopBudget
 from topics_net.rate_limited_logger import RateLimitedLogger
 from topics_service.api.access.auth import ANONYMOUS, Principal, Scope
 from topics_service.api.access.authorizer import Authorizer, Rule
+from topics_service.api.access.scram import Exchange
+from topics_service.api.access.users import UserRow
 from topics_service.api.budget import Share
 from topics_service.api.catalog import Catalog, TopicView
 from topics_service.api.kafka import Broker, Brokers, KafkaShards
@@ -135,6 +138,8 @@ class ServerContext:
     loop_budget: LoopBudget = field(default_factory=LoopBudget)
     shares: "WeakValueDictionary[str, Share]" = field(default_factory=WeakValueDictionary)
     """By `key_id`, while a connection has them."""
+    mock_key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    """Secret from which the salts of users that are not there are made, for SCRAM."""
     waiting: int = 0
     """Number of partitions that fetches wait for; one that is named repeatedly counts each time."""
 
@@ -232,14 +237,28 @@ class ServerContext:
         return share
 
 
+@dataclass(slots=True, eq=False)
+class SaslState:
+    """State of an authentication: the mechanism that the client chose, empty without one, and what a second step needs.
+
+    `user` and `known` are the user of SCRAM and what is known of it; `refusal` is that of an OAUTHBEARER token.
+    """
+
+    mechanism: str = ""
+    exchange: Exchange | None = None
+    user: str = ""
+    known: tuple[UserRow, Principal] | None = None
+    refusal: str = ""
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Context:
     """State of one connection, for its handlers.
 
     `client_id` is that of the current request, `zone` its `zone_id=` if any. `software` is the client's name and
-    version from ApiVersions, empty if unknown. `peer` is its address. `mechanism` is the SASL mechanism that the client
-    chose; with `raw_tokens` its next frame is a token without a request around it. If a handler sets `closing`, the
-    connection is closed after the response; while a Produce is `appending`, the next one waits.
+    version from ApiVersions, empty if unknown. `peer` is its address. With `raw_tokens` the next frame is a SASL token
+    without a request around it. If a handler sets `closing`, the connection is closed after the response; while a
+    Produce is `appending`, the next one waits.
     """
 
     server: ServerContext
@@ -248,7 +267,7 @@ class Context:
     client_id: str | None = None
     software: str = ""
     authenticated: bool = False
-    mechanism: str = ""
+    sasl: SaslState = field(default_factory=SaslState)
     raw_tokens: bool = False
     closing: bool = False
     appending: bool = False

@@ -1,6 +1,6 @@
 """Config entries of responses."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -79,17 +79,35 @@ def broker_entries(
         ("node.id", str(broker.node_id), ConfigType.INT),
         ("num.partitions", str(settings.num_partitions), ConfigType.INT),
     ]
+    named = (each for each in shown if is_me or each[0] in _OF_ALL_BROKERS)
+    return _read_only(named, names, Source.STATIC_BROKER, synonyms)
+
+
+def group_entries(
+    settings: KafkaSettings, names: Container[str] | None = None, *, synonyms: bool = True
+) -> list[dict[str, Any]]:
+    """The configs of any group: settings of the server. All are read-only."""
+    shown = [
+        ("consumer.heartbeat.interval.ms", str(settings.consumer_heartbeat_ms), ConfigType.INT),
+        ("consumer.session.timeout.ms", str(settings.consumer_session_timeout_ms), ConfigType.INT),
+    ]
+    return _read_only(shown, names, Source.DEFAULT, synonyms)
+
+
+def _read_only(
+    shown: Iterable[tuple[str, str, ConfigType]], names: Container[str] | None, source: Source, synonyms: bool
+) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
             "value": value,
             "read_only": True,
-            "config_source": Source.STATIC_BROKER,
+            "config_source": source,
             "is_sensitive": False,
-            "synonyms": [{"name": name, "value": value, "source": Source.STATIC_BROKER}] if synonyms else [],
+            "synonyms": [{"name": name, "value": value, "source": source}] if synonyms else [],
             "config_type": kind,
             "documentation": None,
         }
         for name, value, kind in shown
-        if (names is None or name in names) and (is_me or name in _OF_ALL_BROKERS)
+        if names is None or name in names
     ]

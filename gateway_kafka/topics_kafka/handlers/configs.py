@@ -1,4 +1,4 @@
-"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs."""
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and ListConfigResources."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -8,15 +8,19 @@ from typing import Final
 from topics_kafka import configs
 from topics_kafka.configs import CONFIGS, ConfigType, InvalidConfigError, Overrides
 from topics_kafka.handlers import Context, HandlerTable, ServerContext
-from topics_kafka.handlers.config_entries import broker_entries, entries
-from topics_kafka.handlers.errors import RefusedError, admin_error_of
+from topics_kafka.handlers.config_entries import broker_entries, entries, group_entries
+from topics_kafka.handlers.errors import RefusedError, admin_error_of, list_error_of
 from topics_kafka.handlers.waves import in_waves
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_service.api.catalog import TopicView
+from topics_service.api.membership import settled
 from topics_service.engine.errors import TopicsError
 
 _TOPIC: Final = 2
 _BROKER: Final = 4
+_CLIENT_METRICS: Final = 16
+_GROUP: Final = 32
+_LISTED: Final = (_TOPIC, _BROKER, _CLIENT_METRICS, _GROUP)
 
 Change = Callable[[Overrides, Message], Overrides]
 
@@ -37,6 +41,7 @@ def handlers(server: ServerContext) -> HandlerTable:
         ApiKey.DESCRIBE_CONFIGS: config_handlers.describe,
         ApiKey.ALTER_CONFIGS: config_handlers.alter,
         ApiKey.INCREMENTAL_ALTER_CONFIGS: config_handlers.alter_some,
+        ApiKey.LIST_CONFIG_RESOURCES: config_handlers.list_resources,
     }
 
 
@@ -80,6 +85,10 @@ class ConfigHandlers:
         if kind == _TOPIC:
             topic = self._topic(context, ApiKey.DESCRIBE_CONFIGS, name)
             return entries(configs.overrides(topic), settings, names, synonyms=synonyms)
+        if kind == _GROUP:
+            if not context.is_allowed(ApiKey.DESCRIBE_CONFIGS, name):
+                raise RefusedError(ErrorCode.GROUP_AUTHORIZATION_FAILED, "the API key may not touch this group")
+            return group_entries(settings, names, synonyms=synonyms)
         if kind != _BROKER:
             raise RefusedError(ErrorCode.INVALID_REQUEST, f"there are no resources of type {kind}")
         if not context.is_allowed(ApiKey.DESCRIBE_CONFIGS):
@@ -93,6 +102,28 @@ class ConfigHandlers:
             raise RefusedError(ErrorCode.INVALID_REQUEST, message)
         is_me = broker.node_id == me.node_id
         return broker_entries(settings, broker, server.replicas, names, is_me=is_me, synonyms=synonyms)
+
+    async def list_resources(self, context: Context, version: int, request: Message) -> Message:
+        """List the resources that have configs: those of the types asked for, of all for none, and in version 0 those
+        of client metrics, of which there are none."""
+        if not context.is_allowed(ApiKey.LIST_CONFIG_RESOURCES):
+            return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "config_resources": []}
+        kinds = set(request["resource_types"] or _LISTED) if version >= 1 else {_CLIENT_METRICS}
+        if not kinds <= set(_LISTED):
+            return {"error_code": ErrorCode.UNSUPPORTED_VERSION, "config_resources": []}
+        names: list[tuple[int, str]] = []
+        if _TOPIC in kinds:
+            names += ((_TOPIC, topic.name) for topic in self._server.catalog.within(context.prefixes))
+        if _BROKER in kinds:
+            names += ((_BROKER, str(node.node_id)) for node in self._server.views.brokers.nodes())
+        if _GROUP in kinds:
+            try:
+                groups = await settled(self._server.membership.listing(context.prefixes))
+            except TopicsError as error:
+                return {"error_code": list_error_of(error), "config_resources": []}
+            names += ((_GROUP, line.name) for line in groups)
+        found = [{"resource_type": kind, "resource_name": name} for kind, name in names]
+        return {"error_code": ErrorCode.NONE, "config_resources": found}
 
     async def alter(self, context: Context, version: int, request: Message) -> Message:
         """Replace all overrides of topics: a config that is not named is reset to its default."""
@@ -142,6 +173,10 @@ class ConfigHandlers:
             if not context.is_allowed(api):
                 raise RefusedError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "the API key may not change the broker")
             raise RefusedError(ErrorCode.INVALID_REQUEST, "the broker's configs are settings of the server")
+        if kind == _GROUP:
+            if not context.is_allowed(api, name):
+                raise RefusedError(ErrorCode.GROUP_AUTHORIZATION_FAILED, "the API key may not change this group")
+            raise RefusedError(ErrorCode.INVALID_REQUEST, "the configs of groups are settings of the server")
         raise RefusedError(ErrorCode.INVALID_REQUEST, f"there are no resources of type {kind}")
 
     def _topic(self, context: Context, api: ApiKey, name: str) -> TopicView:

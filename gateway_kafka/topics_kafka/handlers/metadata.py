@@ -7,12 +7,12 @@ from uuid import UUID
 from topics_kafka.brokers import BrokerView
 from topics_kafka.handlers import Context, HandlerTable, ServerContext, operations
 from topics_kafka.handlers.waves import in_waves
-from topics_kafka.names import is_kafka_name
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_service.api.access.auth import Scope
 from topics_service.api.catalog import TopicView, uuid_of
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import ConfigInput
+from topics_service.engine.names import is_kafka_name
 
 _BROKERS: Final = 1  # endpoint type
 
@@ -106,7 +106,7 @@ class MetadataHandlers:
         server = self._server
         try:
             # Another request may be creating it, perhaps with a config.
-            await server.api.create_topic(name, ConfigInput(), principal=context.principal)
+            await server.api.create_topic(name, ConfigInput(), principal=context.principal, kafka_configs={})
             await server.refresh(name)
         except TopicsError as error:
             limited = error.reason is Reason.THROTTLED and "limit" in (error.detail or {})

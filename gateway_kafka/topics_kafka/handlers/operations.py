@@ -1,6 +1,7 @@
-"""Authorized operations of a caller, as bit sets of Kafka's ACL operations."""
+"""Kafka's ACL operations: which ones a scope allows, and those of a caller as bit sets."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from enum import IntEnum
 from typing import Final
 
 from topics_kafka.handlers import Context
@@ -8,38 +9,68 @@ from topics_service.api.access.auth import Scope
 
 NOT_ASKED: Final = -(1 << 31)
 
-_READ, _WRITE, _CREATE, _DELETE, _ALTER, _DESCRIBE = 3, 4, 5, 6, 7, 8
-_DESCRIBE_CONFIGS, _ALTER_CONFIGS, _IDEMPOTENT_WRITE = 10, 11, 12
 
-_OF_TOPIC: Final = {
-    Scope.READ: (_READ, _DESCRIBE_CONFIGS),
-    Scope.WRITE: (_WRITE,),
-    Scope.DELETE: (_DELETE,),
-    Scope.ADMIN: (_CREATE, _ALTER, _ALTER_CONFIGS),
+class Operation(IntEnum):
+    """Kafka's operations, as far as a scope allows them; ANY is that of filters."""
+
+    ANY = 1
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+
+
+class ResourceType(IntEnum):
+    """Kafka's types of resources that have operations; ANY is that of filters."""
+
+    ANY = 1
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+
+
+_ALLOWED: Final[Mapping[ResourceType, Mapping[Scope, tuple[Operation, ...]]]] = {
+    ResourceType.TOPIC: {
+        Scope.READ: (Operation.READ, Operation.DESCRIBE_CONFIGS),
+        Scope.WRITE: (Operation.WRITE,),
+        Scope.DELETE: (Operation.DELETE,),
+        Scope.ADMIN: (Operation.CREATE, Operation.ALTER, Operation.ALTER_CONFIGS),
+    },
+    ResourceType.GROUP: {Scope.READ: (Operation.READ,), Scope.DELETE: (Operation.DELETE,)},
+    ResourceType.CLUSTER: {
+        Scope.READ: (Operation.DESCRIBE_CONFIGS,),
+        Scope.WRITE: (Operation.IDEMPOTENT_WRITE,),
+        Scope.ADMIN: (Operation.CREATE, Operation.ALTER),
+    },
 }
-_OF_CLUSTER: Final = {
-    Scope.READ: (_DESCRIBE_CONFIGS,),
-    Scope.WRITE: (_IDEMPOTENT_WRITE,),
-    Scope.ADMIN: (_CREATE,),
-}
-_OF_GROUP: Final = {Scope.READ: (_READ,), Scope.DELETE: (_DELETE,)}
+
+
+def allowed(kind: ResourceType, scopes: Collection[Scope]) -> list[Operation]:
+    """Operations that these scopes allow on a resource that the caller may access, in order; each implies DESCRIBE."""
+    found = {operation for scope in scopes for operation in _ALLOWED[kind].get(scope, ())}
+    return sorted(found | {Operation.DESCRIBE}) if found else []
 
 
 def on_topics(context: Context) -> int:
     """Operations allowed on a topic that the caller may access."""
-    return _bits(context, _OF_TOPIC)
+    return _bits(ResourceType.TOPIC, context)
 
 
 def on_groups(context: Context) -> int:
     """Operations allowed on a group that the caller may access."""
-    return _bits(context, _OF_GROUP)
+    return _bits(ResourceType.GROUP, context)
 
 
 def on_cluster(context: Context) -> int:
     """Operations allowed on the cluster."""
-    return _bits(context, _OF_CLUSTER)
+    return _bits(ResourceType.CLUSTER, context)
 
 
-def _bits(context: Context, operations: Mapping[Scope, tuple[int, ...]]) -> int:
-    allowed = {_DESCRIBE}.union(*(operations[scope] for scope in operations if context.has_scope(scope)))
-    return sum(1 << operation for operation in allowed)
+def _bits(kind: ResourceType, context: Context) -> int:
+    operations = allowed(kind, context.principal.scopes) or (Operation.DESCRIBE,)
+    return sum(1 << operation for operation in operations)

@@ -9,10 +9,10 @@ from topics_kafka.handlers import Context, HandlerTable, ServerContext
 from topics_kafka.handlers.config_entries import entries
 from topics_kafka.handlers.errors import RefusedError, admin_error_of
 from topics_kafka.handlers.waves import in_waves
-from topics_kafka.names import is_kafka_name
 from topics_kafka.protocol import ApiKey, ErrorCode, Message
 from topics_service.api.catalog import TopicView, uuid_of
 from topics_service.engine.errors import TopicsError
+from topics_service.engine.names import is_kafka_name
 
 _UNSET: Final = -1
 
@@ -93,7 +93,7 @@ class TopicHandlers:
         if not is_kafka_name(name):
             raise RefusedError(
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
-                "a topic name is 1 to 249 characters from A-Z a-z 0-9 . _ - and starts with a letter or digit",
+                "a topic name is 1 to 249 characters from A-Z a-z 0-9 . _ -, and neither . nor ..",
             )
         server = self._server
         if server.catalog.exists(name):

@@ -7,7 +7,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-FIXED = {"bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uuid": "16s"}
+FIXED = {
+    "bool": "?",
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "uint16": "H",
+    "float64": "d",
+    "uuid": "16s",
+}
 """Wire type of constant size -> its `struct` format, big endian."""
 
 

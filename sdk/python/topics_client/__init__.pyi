@@ -62,6 +62,7 @@ from .reading import ReadOptions as ReadOptions
 from .retry import Retry as Retry
 from .sqlresults import (
     Message as Message,
+    MessageClaim as MessageClaim,
     MessageGap as MessageGap,
     Messages as Messages,
     SqlColumn as SqlColumn,

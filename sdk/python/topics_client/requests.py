@@ -138,7 +138,7 @@ def router_config(config: RouterConfig, *, create_dest: bool, backfill: bool) ->
 
 
 def sql_consume_request(
-    topic: str, group: str, start: str | int, limit: int, partition: int, wait: float
+    topic: str, group: str, start: str | int, limit: int, partition: int, wait: float, claim_seconds: int | None
 ) -> SqlServiceConsumeRequest:
     """A read of messages for a group."""
     request = SqlServiceConsumeRequest(
@@ -150,6 +150,8 @@ def sql_consume_request(
         request.start_at = _ENDS[start]
     else:
         raise InvalidRequestError("invalid_request", f"start is earliest, latest or an offset, not {start!r}")
+    if claim_seconds is not None:
+        request.claim.visibility_seconds = claim_seconds
     return request
 
 

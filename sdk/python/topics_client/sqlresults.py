@@ -122,16 +122,32 @@ class MessageGap:
 
 
 @dataclass(frozen=True, slots=True)
+class MessageClaim:
+    """A range of offsets, both included, that the caller holds for `visibility_seconds` from the answer on.
+
+    It is handed out again if it is not acknowledged by then. Offsets in it without a message were deleted, or are in
+    the gap of the answer.
+    """
+
+    claim_id: str
+    from_offset: int
+    to_offset: int
+    visibility_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
 class Messages(Sequence[Message]):
     """The messages of a call of `consume`, in order. `next_offset` is the offset to continue from.
 
-    `has_more`: a message follows already. `gap`: messages that are gone; None if none are missing.
+    `has_more`: a message follows already. `gap`: messages that are gone; None if none are missing. `claim`: what the
+    call has claimed, None unless it asked for a claim and there was something.
     """
 
     messages: Sequence[Message]
     next_offset: int
     has_more: bool
     gap: MessageGap | None = None
+    claim: MessageClaim | None = None
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -164,7 +180,11 @@ def messages_of(reply: sql_service_pb2.SqlServiceConsumeResponse) -> Messages:
     if reply.HasField("gap"):
         reason = cast(GapReason, text_of("reason", reply.gap.reason))
         gap = MessageGap(reply.gap.from_offset, reply.gap.to_offset, reason)
-    return Messages([_message(each) for each in reply.messages], reply.next_offset, reply.has_more, gap)
+    claim = None
+    if reply.HasField("claim"):
+        held = reply.claim
+        claim = MessageClaim(held.claim_id, held.from_offset, held.to_offset, held.visibility_seconds)
+    return Messages([_message(each) for each in reply.messages], reply.next_offset, reply.has_more, gap, claim)
 
 
 def _value(value: Any) -> sql_pb2.SqlValue:

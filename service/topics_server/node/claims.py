@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from topics_cluster.coordinator import Coordinator, CoordinatorError, Node, Owner, Session, View, boottime
@@ -72,7 +73,9 @@ class Claims:
                 found = (await self._coordinator.view()).owners.get(self._shard)
                 if found is None or found.node != self._me.name:
                     raise LostShardError(f"the node {found.node if found else '?'} has claimed it")
-                return False
+                # An older claim of this node: it was given the shard, and another one had fenced it before it saw that.
+                if not await self._session.claim(self._shard, found, owner):
+                    return False
             await gate.trust()
         except (CoordinatorError, TopicsError) as error:
             log.warning("can't renew the claim of shard %d, trying again: %s", self._shard, error)
@@ -81,6 +84,19 @@ class Claims:
         log.info("renewed the claim of shard %d, whose lease had ended", self._shard)
         await asyncio.sleep(_RETRY_SECONDS)  # the session may not know how long its new lease holds yet
         return True
+
+    async def announce_first(
+        self, owner: Owner, gate: ReadGate, instead_of: Owner | None, *, is_over: Callable[[], bool]
+    ) -> bool:
+        """Announce an owner that does not serve yet, until that has happened. Return False if it `is_over` before.
+
+        Another node may have claimed the shard between the claim of this one and its fence, and trusts its lease: it
+        would not show what is acknowledged here. Raises LostShardError.
+        """
+        while not is_over():
+            if await self.announce(owner, gate, instead_of):
+                return True
+        return False
 
     async def give_up(self, owner: Owner) -> None:
         """Remove a claim of this node, if it is there."""

@@ -23,6 +23,7 @@ from topics_server.served_shards import LocalWork, ServedShards
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.kafka import KafkaShards, ReplicaLogs
+from topics_service.api.sql.sessions import SessionParts
 from topics_service.engine.placement import SQL_SHARD
 from topics_service.statistics import NodeStatistics
 from topics_shards.process import ProcessObjects
@@ -124,9 +125,8 @@ class NodeComposition:
         metrics.others = served.reports
         served.api.zones = views.shards_in
         self.api, self.audit = served.api, served.audit
-        reports, watches = served.objects
-        reports.shard_figures = self.figures.here
-        objects.add(reports, watches)
+        served.objects[0].shard_figures = self.figures.here
+        objects.add(*served.objects)
 
     async def open(self, sock: socket.socket) -> None:
         """Take the calls of other nodes at a bound socket from now on. Raises OSError."""
@@ -237,6 +237,10 @@ class NodeComposition:
         """See `listeners.Served`. Waits for all shards."""
         return await self._served.kafka()
 
+    def postgres(self) -> SessionParts:
+        """See `listeners.Served`."""
+        return self._served.postgres()
+
     def drain(self) -> None:
         """Stop taking calls, and end the waits of those under way."""
         self._is_draining = True
@@ -245,6 +249,7 @@ class NodeComposition:
     async def close(self) -> None:
         """End the calls between nodes, when none of them has any of clients."""
         await self._served.stop_kafka()
+        await self._served.stop_postgres()
         for task in self._tasks:
             task.cancel()
         await self._server.drain(_DRAIN_SECONDS)

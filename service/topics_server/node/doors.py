@@ -4,8 +4,10 @@ In a cluster with one shard each call is served here, or passed on to the owner 
 calls are served here, by an API that calls the owners of the shards: `serve` gives it to the doors.
 """
 
+import asyncio
 import logging
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
@@ -15,15 +17,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from topics_cluster.forward_grpc import GrpcForwarder
 from topics_cluster.forward_http import ForwardingApp, refuse
 from topics_cluster.forward_kafka import Splice, node_id
+from topics_cluster.owner_search import OwnerSource
 from topics_kafka.handlers import Answer, Context, Handler, ServerContext
 from topics_kafka.listener import KafkaServer
 from topics_kafka.protocol import Message
+from topics_postgres.listener import PostgresServer
+from topics_server.errors import StartError
 from topics_server.interceptors import Make
-from topics_server.listeners import Served, kafka_server
+from topics_server.listeners import Served, announce_postgres, kafka_server, start_postgres
 from topics_server.node import positions
 from topics_server.node.gate import LostShardError
 from topics_server.node.place import Place
 from topics_server.node.reads import FollowerReads
+from topics_server.node.shard_term import OwnedShard
 from topics_server.node.term import SoleTerm, Term
 from topics_server.resources import Resources
 from topics_server.settings import Settings, default
@@ -32,8 +38,13 @@ from topics_service.api.grpc.handlers import OUR_METHODS
 from topics_service.api.grpc.handlers import Handler as GrpcHandler
 from topics_service.api.kafka import KafkaShards
 from topics_service.api.request_context import HEADER_BYTES, begin
-from topics_service.engine.errors import TopicsError
+from topics_service.api.sql.cancels import SessionCancels
+from topics_service.api.sql.sessions import SessionParts
+from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.placement import SQL_SHARD
 from topics_service.statistics import NodeStatistics
+from topics_shards.sessions import RelayedSessions
+from topics_shards.shards import LocalShards, Method, NotHereError, P, R
 
 log: Final = logging.getLogger("topics.cluster")
 
@@ -42,7 +53,7 @@ _OWN_CALLS: Final = frozenset(
     f"/topics.v1.AdminService/{name}" for name in ("GetCluster", "MoveShard", "DrainNode", "SetShardZone")
 )
 _PROBE_CALLS: Final = frozenset(f"/topics.v1.AdminService/{name}" for name in ("GetHealth", "GetReady", "GetMetrics"))
-_KAFKA_DRAIN_SECONDS: Final = 0.2
+_DRAIN_SECONDS: Final = 0.2
 
 
 def broker_id(settings: Settings) -> int:
@@ -142,71 +153,163 @@ class GrpcDoor(grpc.aio.ServerInterceptor):
         return self._forwarder.handler(method)
 
 
-class KafkaDoor:
-    """The Kafka port of a node. Its socket listens all the time: clients wait while no server accepts from it."""
+class SplicedDoor(ABC):
+    """A port whose connections are served where the owner is, and passed on elsewhere.
 
-    def __init__(self, resources: Resources, splice: Callable[[socket.socket], Splice]) -> None:
-        """`splice` makes what passes connections on."""
-        settings = resources.settings
+    Its socket is bound all the time: clients wait while no server accepts from it.
+    """
+
+    def __init__(
+        self, resources: Resources, sock: socket.socket | None, splice: Callable[[socket.socket], Splice]
+    ) -> None:
+        """`splice` makes what passes connections on; without a socket there is no port."""
         self._resources = resources
-        self._node_id = broker_id(settings)
+        self._sock = sock
         self._splice = splice
-        self._server: KafkaServer | None = None
+        self._server: KafkaServer | PostgresServer | None = None
         self._passing: Splice | None = None
 
     @property
     def port(self) -> int:
         """The port; 0 if there is none."""
-        sock = self._resources.kafka_socket
-        return 0 if sock is None else int(sock.getsockname()[1])
+        return 0 if self._sock is None else int(self._sock.getsockname()[1])
 
     async def serve(self, term: Term) -> None:
-        """Serve Kafka here from now on; connections that were passed on end. Raises TopicsError, OSError."""
-        sock = self._resources.kafka_socket
-        if sock is None:
-            return
-        await self._pause()
-        self._server = kafka_server(
-            self._resources,
-            term.core,
-            term.core.api,
-            sock.dup(),
-            node_id=self._node_id,
-            leader_epoch=term.ownership.epoch,
-            wrap=_gated(term),
-        )
-        await self._server.start()
-
-    async def serve_shards(self, served: Served, api: KafkaShards) -> None:
-        """Serve Kafka here for good, on all shards. Raises TopicsError, OSError."""
-        sock = self._resources.kafka_socket
-        if sock is not None:
+        """Serve connections here from now on; those that were passed on end. Raises TopicsError, OSError."""
+        if self._sock is not None:
             await self._pause()
-            self._server = kafka_server(self._resources, served, api, sock.dup(), node_id=self._node_id)
-            await self._server.start()
+            self._server = await self._serve(term, self._sock.dup())
 
-    async def pass_on(self, seconds: float = _KAFKA_DRAIN_SECONDS) -> None:
+    @abstractmethod
+    async def _serve(self, term: Term, sock: socket.socket) -> KafkaServer | PostgresServer:
+        """Start a server on a socket that belongs to it then. Raises TopicsError, OSError."""
+
+    async def pass_on(self, seconds: float = _DRAIN_SECONDS) -> None:
         """Pass connections on from now on; those that were served here end, after what takes no longer."""
-        sock = self._resources.kafka_socket
-        if sock is None or self._passing is not None:
+        if self._sock is None or self._passing is not None:
             return
         await self._pause(seconds)
-        self._passing = self._splice(sock.dup())
+        self._passing = self._splice(self._sock.dup())
         await self._passing.start()
 
     async def close(self, seconds: float) -> None:
         """Accept no more connections, and close those that are left after `seconds`."""
         await self._pause(seconds)
-        if self._resources.kafka_socket is not None:
-            self._resources.kafka_socket.close()
+        if self._sock is not None:
+            self._sock.close()
 
-    async def _pause(self, seconds: float = _KAFKA_DRAIN_SECONDS) -> None:
+    async def _pause(self, seconds: float = _DRAIN_SECONDS) -> None:
         server, self._server = self._server, None
         passing, self._passing = self._passing, None
         if server is not None:
             await server.stop(seconds)
         if passing is not None:
             await passing.stop()
+
+
+class KafkaDoor(SplicedDoor):
+    """The Kafka port of a node."""
+
+    def __init__(self, resources: Resources, owner: OwnerSource) -> None:
+        """`owner` finds the owner of the only shard."""
+        most = resources.settings.kafka_max_connections
+
+        def splice(sock: socket.socket) -> Splice:
+            return Splice(sock, owner, lambda found: found.kafka, "TOPICS_KAFKA_MAX_CONNECTIONS", max_connections=most)
+
+        super().__init__(resources, resources.kafka_socket, splice)
+        self._node_id = broker_id(resources.settings)
+
+    async def _serve(self, term: Term, sock: socket.socket) -> KafkaServer:
+        server = kafka_server(
+            self._resources,
+            term.core,
+            term.core.api,
+            sock,
+            node_id=self._node_id,
+            leader_epoch=term.ownership.epoch,
+            wrap=_gated(term),
+        )
+        await server.start()
+        return server
+
+    async def serve_shards(self, served: Served, api: KafkaShards) -> None:
+        """Serve Kafka here for good, on all shards. Raises TopicsError, OSError."""
+        if self._sock is not None:
+            await self._pause()
+            self._server = kafka_server(self._resources, served, api, self._sock.dup(), node_id=self._node_id)
+            await self._server.start()
+
+
+class PostgresDoor(SplicedDoor):
+    """The PostgreSQL port of a node. With several shards it is served here all the time."""
+
+    def __init__(self, resources: Resources, owner: OwnerSource) -> None:
+        """`owner` finds the owner of the only shard."""
+        most = resources.settings.pg_max_connections
+
+        def splice(sock: socket.socket) -> Splice:
+            return Splice(sock, owner, lambda found: found.postgres, "TOPICS_PG_MAX_CONNECTIONS", max_connections=most)
+
+        super().__init__(resources, resources.pg_socket, splice)
+
+    def announce(self) -> None:
+        """Write the port to its file and to the log. Raises StartError."""
+        if self.port:
+            announce_postgres(self._resources.settings, self.port)
+
+    async def _serve(self, term: Term, sock: socket.socket) -> PostgresServer:
+        try:
+            return await start_postgres(self._resources, _SoleSessions(term, self._resources.settings), sock)
+        except StartError as error:
+            raise OSError(str(error)) from error
+
+    async def serve_shards(self, served: Served) -> None:
+        """Serve it here for good, on all shards. Raises StartError."""
+        if self._sock is not None:
+            self._server = await start_postgres(self._resources, served, self._sock.dup())
+
+
+class SplicedDoors:
+    """See Connections."""
+
+    def __init__(self, *doors: SplicedDoor) -> None:
+        self._doors = doors
+
+    async def serve(self, term: Term) -> None:
+        """See SplicedDoor."""
+        for door in self._doors:
+            await door.serve(term)
+
+    async def pass_on(self, seconds: float = _DRAIN_SECONDS) -> None:
+        """See SplicedDoor."""
+        await asyncio.gather(*(door.pass_on(seconds) for door in self._doors))
+
+
+class _SoleShards(LocalShards):
+    """The only shard of a cluster, as long as it is owned here."""
+
+    async def call(self, shard: int, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """See Shards."""
+        try:
+            return await super().call(shard, method, *args, **kwargs)
+        except NotHereError:
+            raise TopicsError(Reason.NOT_READY, "the shard has left the node") from None
+
+
+class _SoleSessions:
+    """Sessions at the owner of the only shard: their calls run while it is certain that this is the owner."""
+
+    def __init__(self, term: Term, settings: Settings) -> None:
+        self.api = term.core.api
+        self.authorizer = term.core.authorizer
+        self._shards = _SoleShards({SQL_SHARD: OwnedShard(term.core, term.gate, term.running, term.lose)})
+        self._timeout_seconds = settings.sql_statement_timeout
+
+    def postgres(self) -> SessionParts:
+        """See `listeners.Served`."""
+        lost = self.api.metrics.postgres.lost
+        return SessionParts(RelayedSessions(self._shards, self._timeout_seconds, lost), SessionCancels())
 
 
 def _sole(term: Term) -> SoleTerm:

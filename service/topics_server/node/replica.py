@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 from topics_cluster.bucket import Bucket, BucketError
@@ -33,6 +33,7 @@ from topics_server.node.place import Place
 from topics_server.node.polls import Polls
 from topics_server.node.reach import StoreReach
 from topics_server.node.reads import FollowerReads
+from topics_server.node.successors import Successors
 from topics_server.node.surroundings import Connections, Surroundings
 from topics_server.node.term import Term
 from topics_server.node.views import Views
@@ -47,8 +48,6 @@ _PATIENCE_SECONDS: Final = 1.0  # for a node that is preferred to this one
 _SILENT_SECONDS: Final = 2.5  # of the object store, before another node is preferred to this one
 _RECENT_SECONDS: Final = 1.5  # of what comes once a second
 _RETRY_SECONDS: Final = 1.0
-_NEAR_OBJECTS: Final = 2  # that the next owner may lack when the shard is handed over,
-_NEAR_SECONDS: Final = 2.0  # and the time for which that is waited for
 
 _UNUSABLE: Final = (BehindCheckpointError, StoreAheadError, StoreError, TopicsError, OSError)
 _DAMAGED: Final = (DamagedObjectError, LaterFormatError, FormatError, BrokenLogError, CheckpointError)
@@ -98,12 +97,21 @@ class Replica:
         self._set_serving = set_serving
         self._leave = leave
         self._statistics = statistics
+        self._successors = Successors(
+            shard,
+            me.name,
+            claims=self._claims,
+            followers=followers,
+            surroundings=surroundings,
+            statistics=statistics,
+        )
         self.was_ready = asyncio.Event()
         """Set once it has been ready for the first time."""
         self._wake = asyncio.Event()
         self._stopping = self._removes = False
         self._nonce = new_nonce()
-        self._caught_up = self._has_store = False
+        self._caught_up = False
+        self._store: ShardStore | None = None
         self._heard = float("-inf")
         self._read: LogObject | None = None
         self._suspect: Owner | None = None
@@ -111,8 +119,6 @@ class Replica:
         self._claiming: asyncio.Task[Owner | None] | None = None  # of a shard that was given to this node
         self._term: Term | None = None
         self._alone_since: float | None = None
-        self._waits_for: str | None = None  # the next owner, until it is near enough
-        self._waits_since = 0.0
         self._standing_changed = asyncio.Event()
         self._follower: Follower | None = None
         self._seen: Owner | None = None
@@ -122,17 +128,23 @@ class Replica:
 
     @property
     def is_warm(self) -> bool:
-        """True for an owner that serves, and for a follower that is caught up."""
-        return self._place.term is not None or self._caught_up
+        """True for an owner, and for a follower that could take over at once: caught up, with its catalog ready."""
+        return self._term is not None or (self._caught_up and self._has_catalog)
 
     @property
     def is_ready(self) -> bool:
         """True for an owner that serves, and for a follower that is caught up and can pass requests on."""
         return self._place.term is not None or (self._caught_up and not self._place.is_refused)
 
+    @property
+    def _has_catalog(self) -> bool:
+        """True if the catalog of the topics need not be read at a takeover."""
+        catalog = None if self._store is None else self._store.catalog
+        return catalog is not None and catalog.is_complete
+
     def heard(self) -> None:
         """Look at a new view. Without a database calls are passed on all the same: to open one may take long."""
-        if not self._has_store:
+        if self._store is None:
             self._show(self._owner())
         self.wake()
 
@@ -164,7 +176,7 @@ class Replica:
             if store is None:
                 return
             is_kept = False
-            self._has_store = True
+            self._store = store
             try:
                 is_kept = await self._use(store)
             except _DAMAGED as error:
@@ -184,7 +196,7 @@ class Replica:
                 log.exception("the replica of shard %d failed, it begins again", self._shard)
                 await self._pause(_RETRY_SECONDS)
             finally:
-                self._caught_up = self._has_store = False
+                self._caught_up, self._store = False, None
                 self._show(self._owner())
                 self._reads.end()
                 is_kept = is_kept and not self._removes  # a close writes out what the memory has
@@ -290,9 +302,15 @@ class Replica:
         is_alive = owner is None and now - self._heard < _RECENT_SECONDS  # it will claim the shard again
         waits = is_alive or self._surroundings.is_reluctant(self._shard)
         is_preferred = wanted == self._me.name or (wanted not in others and not waits)
-        if ((self._caught_up and self._reaches_store(_SILENT_SECONDS)) or not others) and is_preferred:
+        if ((self._can_claim(others) and self._reaches_store(_SILENT_SECONDS)) or not others) and is_preferred:
             return True
         return now - self._alone_since > _PATIENCE_SECONDS
+
+    def _can_claim(self, others: Collection[str]) -> bool:
+        """Return whether the node is caught up, and none of the others would serve the shard earlier."""
+        nodes = self._views.view.nodes
+        is_first = self._has_catalog or not any(name in nodes and self._shard in nodes[name].warm for name in others)
+        return self._caught_up and is_first
 
     def _reaches_store(self, seconds: float = _RECENT_SECONDS) -> bool:
         """Return whether this node, as a follower, has had an answer of the object store within so long."""
@@ -324,6 +342,7 @@ class Replica:
     async def _run(self, follower: Follower, store: ShardStore) -> None:
         """Catch up, then follow."""
         follower.on_applied = lambda found: self._applied(store, found)
+        follower.on_prepared = self._prepared
         while not self._caught_up:
             try:
                 await follower.catch_up()
@@ -342,6 +361,11 @@ class Replica:
             await follower.run()
         finally:
             self.wake()
+
+    def _prepared(self) -> None:
+        self._standing_changed.set()
+        self._surroundings.changed()
+        self.wake()
 
     def _applied(self, store: ShardStore, read: LogObject | None) -> None:
         self._read = read
@@ -366,7 +390,7 @@ class Replica:
                 shard=self._shard,
                 node=self._me.name,
                 number=store.position.number - 1,
-                caught_up=self._caught_up,
+                caught_up=self.is_warm,
                 reaches_store=self._reaches_store(),
                 nonce=self._nonce,
             )
@@ -496,19 +520,15 @@ class Replica:
         return can_follow
 
     async def _first_announced(self, term: Term, owner: Owner) -> bool:
-        """Announce the owner, whose fence is in the log, before it serves. Return False if it is stopped before.
-
-        Another node may have claimed the shard between the claim of this one and its fence, and trusts its lease: it
-        would not show what is acknowledged here. Raises LostShardError.
-        """
+        """Announce the owner, whose fence is in the log, before it serves. Return False if it is stopped before. Raises
+        LostShardError."""
         claiming, self._claiming = self._claiming, None
         if claiming is not None and await claiming == owner:
             return True
         before = self._claims.mine() if claiming is None else self._replaced
-        while not (self._stopping or term.failure):
-            if await self._claims.announce(owner, term.gate, before):
-                return True
-        return False
+        return await self._claims.announce_first(
+            owner, term.gate, before, is_over=lambda: self._stopping or term.failure is not None
+        )
 
     async def _serve(self, term: Term, owner: Owner, *, is_announced: bool) -> str | None:
         """Serve until there is a node to hand the shard to; "" if there is none, and this one is stopped.
@@ -533,30 +553,13 @@ class Replica:
                 others = any(each.reaches_store for each in self._followers.standings.values())
                 if self._reach.is_stuck(term.uploader.waiting_seconds(), others=others):
                     raise LostShardError("the object store does not answer this node, and answers others")
-                target = await self._target()
+                target = await self._successors.find(stopping=self._stopping)
                 if self._stopping or (target is not None and await self._claims.prefer(target)):
                     return target or ""
                 await self._pause(_TICK_SECONDS)
         finally:
             if announcing is not None:
                 announcing.cancel()
-
-    async def _target(self) -> str | None:
-        """The follower that is to get the shard, if there is one that can."""
-        ready = {name: each for name, each in self._followers.standings.items() if each.caught_up}
-        wanted = self._claims.wanted
-        if wanted == self._me.name:
-            await self._claims.prefer("")
-        if self._stopping and ready:
-            return (ready.get(wanted or "") or max(ready.values(), key=lambda each: each.number)).node
-        target = self._surroundings.target(self._shard)
-        if target != self._waits_for:
-            self._waits_for, self._waits_since = target, boottime()
-        standing = ready.get(target or "")
-        if standing is None:
-            return None
-        is_near = standing.number >= self._statistics.number - _NEAR_OBJECTS
-        return target if is_near or boottime() - self._waits_since > _NEAR_SECONDS else None
 
     async def _hand_over(self, term: Term, store: ShardStore, owner: Owner, target: str) -> bool:
         """Make everything durable and let the target take over; without a target only the former."""

@@ -15,7 +15,6 @@ from topics_cluster.bucket import Bucket, BucketError
 from topics_cluster.coordinator import Addresses, Coordinator, CoordinatorError, Node, Session, boottime
 from topics_cluster.etcd import EtcdCoordinator
 from topics_cluster.formats import FormatError
-from topics_cluster.forward_kafka import Splice
 from topics_cluster.forwarded import ForwardedCalls, ForwardedRequests
 from topics_cluster.identity import Identity, IdentityError
 from topics_cluster.probe import UnfitStoreError, probe
@@ -31,7 +30,7 @@ from topics_server.listeners import announce, announce_kafka, gateway_settings, 
 from topics_server.node.admin import NodeAdmin
 from topics_server.node.bulk import NodeBulk, bulk_reader
 from topics_server.node.composition import NodeComposition
-from topics_server.node.doors import GrpcDoor, HttpDoor, KafkaDoor, broker_id
+from topics_server.node.doors import GrpcDoor, HttpDoor, KafkaDoor, PostgresDoor, SplicedDoors, broker_id
 from topics_server.node.links import PeerTls, read_secrets
 from topics_server.node.peers import PeerHandlers, is_refused
 from topics_server.node.polls import Polls
@@ -177,12 +176,13 @@ class _Running:
         )
         self._grpc: GrpcPort = grpc_port(resources)
         self._http: HttpServer | None = None
-        self.kafka = KafkaDoor(
-            resources,
-            lambda sock: Splice(sock, self.shards[0].place.owner, max_connections=settings.kafka_max_connections),
-        )
+        self.kafka = KafkaDoor(resources, lambda: self.shards[0].place.owner())
+        self.postgres = PostgresDoor(resources, lambda: self.shards[0].place.owner())
         self.shards = Shards(
-            parts, make_term=self._make_term, connections=self.kafka, set_serving=self._grpc.set_serving
+            parts,
+            make_term=self._make_term,
+            connections=SplicedDoors(self.kafka, self.postgres),
+            set_serving=self._grpc.set_serving,
         )
         self._admin = NodeAdmin(
             settings.cluster,
@@ -205,8 +205,8 @@ class _Running:
 
     @property
     def pg_port(self) -> int:
-        """See Ports: nodes have none."""
-        return 0
+        """The port of PostgreSQL; 0 if there is none."""
+        return self.postgres.port
 
     @property
     def is_ready(self) -> bool:
@@ -283,6 +283,8 @@ class _Running:
         self._tasks = [background.start(self._measure(session))]
         if self._composition is not None:
             self._serve_shards(self._composition)
+            await self.postgres.serve_shards(self._composition)
+        self.postgres.announce()
         log.info("node %s of the cluster %s at %s", me.name, settings.cluster, me.addresses.grpc)
 
     def _addresses(self, host: str) -> Addresses:
@@ -296,6 +298,7 @@ class _Running:
             grpc=f"{host}:{self.grpc_port}",
             kafka=f"{host}:{port}" if port else "",
             kafka_advertised=advertised,
+            postgres=f"{host}:{self.postgres.port}" if self.postgres.port else "",
         )
 
     # ----------------------------------------------------- several shards
@@ -529,7 +532,7 @@ class _Running:
             with contextlib.suppress(CoordinatorError):
                 await self._session.close()
         seconds = self._settings.drain_seconds
-        stops = [self._grpc.stop(seconds), self.kafka.close(seconds)]
+        stops = [self._grpc.stop(seconds), self.kafka.close(seconds), self.postgres.close(seconds)]
         if self._http is not None:
             stops.append(self._http.stop(seconds))
         await asyncio.gather(*stops)

@@ -126,6 +126,11 @@ class Term:
         if self.failure is not None:
             raise LostShardError(str(self.failure)) from self.failure
 
+    @property
+    def running(self) -> RunningCalls:
+        """The calls under way, which are broken off at the end."""
+        return self._running
+
     def position(self) -> Standpoint:
         """The position behind everything that was written."""
         return Standpoint(epoch=self.ownership.epoch, ticket=self._store.ticket)

@@ -14,6 +14,7 @@ from topics_server.served_shards import LocalWork, ServedShards
 from topics_service.api.access.authorizer import Authorizer
 from topics_service.api.checkpoints import Checkpoints
 from topics_service.api.kafka import KafkaShards
+from topics_service.api.sql.sessions import SessionParts
 from topics_service.engine.placement import SQL_SHARD
 from topics_service.storage import checkpoint
 from topics_shards.checkpoints import KEEPER, MEET_SECONDS, CheckpointsApi, ShardedCheckpoints
@@ -114,6 +115,10 @@ class Composition:
         """See `listeners.Served`. Waits for all shards."""
         return await self._served.kafka()
 
+    def postgres(self) -> SessionParts:
+        """See `listeners.Served`."""
+        return self._served.postgres()
+
     def drain(self) -> None:
         """Stop taking calls, and end the waits of those under way."""
         self.api.drain()
@@ -124,6 +129,7 @@ class Composition:
     async def close(self) -> None:
         """End the calls between processes, when none of them has any of clients."""
         await self._served.stop_kafka()
+        await self._served.stop_postgres()
         await asyncio.gather(*(each.stop() for each in self._works))
         if self._server is not None:
             await self._server.drain(_DRAIN_SECONDS)

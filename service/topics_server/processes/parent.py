@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from topics_server.errors import StartError
-from topics_server.listeners import announce, announce_kafka
+from topics_server.listeners import announce, announce_kafka, announce_postgres
 from topics_server.ports import bind
 from topics_server.processes import directory, share
 from topics_server.processes.board import Board
@@ -69,7 +69,7 @@ class Parent:
         self._sockets = Path()
         self._children = [_Child(number=number) for number in range(settings.processes)]
         self._poll = select.poll()
-        self._is_announced = self._is_kafka_announced = False
+        self._is_announced = self._are_all_announced = False
         self._stopped_at = 0.0
         self._killed = False
         self._failure = ""
@@ -102,6 +102,8 @@ class Parent:
         settings, wanted = self._settings, {"port": "TOPICS_PORT", "grpc_port": "TOPICS_GRPC_PORT"}
         if settings.kafka_port:
             wanted["kafka_port"] = "TOPICS_KAFKA_PORT"
+        if settings.pg_port:
+            wanted["pg_port"] = "TOPICS_PG_PORT"
         found: dict[str, int] = {}
         for name, variable in wanted.items():
             port = int(getattr(settings, name))
@@ -109,8 +111,10 @@ class Parent:
                 bind(settings.host, port, variable).close()  # no other program has it
             held = stack.enter_context(bind(settings.host, port, variable, is_shared=True))
             found[name] = held.getsockname()[1]
-        kafka_port = str(found["kafka_port"]) if settings.kafka_port else ""
-        return replace(settings, port=found["port"], grpc_port=found["grpc_port"], kafka_port=kafka_port)
+        kafka_port, pg_port = (str(found.get(name, "")) for name in ("kafka_port", "pg_port"))
+        return replace(
+            settings, port=found["port"], grpc_port=found["grpc_port"], kafka_port=kafka_port, pg_port=pg_port
+        )
 
     # ------------------------------------------------------------- children
 
@@ -236,13 +240,19 @@ class Parent:
                 self._announce(lambda: announce(self._settings, self._settings.port, self._settings.grpc_port))
         elif "serving" in message:
             child.is_serving = True
-            kafka_port = self._settings.kafka_port
-            if kafka_port and not self._is_kafka_announced and all(each.is_serving for each in self._children):
-                self._is_kafka_announced = True
-                self._announce(lambda: announce_kafka(self._settings, int(kafka_port)))
+            if not self._are_all_announced and all(each.is_serving for each in self._children):
+                self._are_all_announced = True
+                self._announce(self._announce_others)
         elif "drained" in message:
             child.is_drained = True
             self._let_finish()
+
+    def _announce_others(self) -> None:
+        """Announce the ports that are listened on once everything is recovered."""
+        if self._settings.pg_port:
+            announce_postgres(self._settings, int(self._settings.pg_port))
+        if self._settings.kafka_port:
+            announce_kafka(self._settings, int(self._settings.kafka_port))
 
     def _announce(self, write: Callable[[], None]) -> None:
         try:

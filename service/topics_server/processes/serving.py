@@ -155,6 +155,7 @@ class ShardedServer(Serving):
         ]
         listeners.grpc.set_serving(served.api.ready().ready)
         if not self._stop.is_set():
+            await listeners.start_postgres()
             await self._start_kafka(listeners)
             self._tell(serving=True)
 

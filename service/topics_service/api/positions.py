@@ -132,6 +132,18 @@ class PositionsApi:
         await self._done(ticket)
         return position
 
+    async def move(self, name: str, place: Place, expected: int | None, from_seq: int) -> int | None:
+        """Move a position forward if it is still `expected` (None: there is none); returns where it is then, or -1.
+
+        None: the topic is missing here.
+        """
+        engine = self._admit()
+        if _missing(engine, (place,)):
+            return None
+        position, ticket = engine.groups.move(name, place, expected, from_seq)
+        await self._done(ticket)
+        return -1 if position is None else position
+
     async def pin(self, name: str, place: Place, head: int) -> int | None:
         """Set the position of a group that has none to the head, durably; returns where it is then.
 

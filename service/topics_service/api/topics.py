@@ -125,7 +125,13 @@ class TopicsApi:
         self.routers = RoutersApi(self._admit, self._settle, self.news, observers)
         self.groups = GroupsApi(self._admit, self._settle, self.diff, observers)
         self.consumers = ConsumeApi(
-            self._admit, self._settle, self.routers.forwarded, self.expiry_durable, self.notify_on_drain, observers
+            self._admit,
+            self._settle,
+            self.routers.forwarded,
+            self.expiry_durable,
+            self.notify_on_drain,
+            observers,
+            self.metrics.sql,
         )
         self.positions = PositionsApi(self._admit, self._settle)
         self.mirrors = MirrorsApi(self._admit, self._settle)

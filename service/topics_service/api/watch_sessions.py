@@ -11,7 +11,7 @@ from topics_service.api.access.auth import Principal
 from topics_service.api.watch_journal import Journals, new_id, process_in
 from topics_service.api.watch_stream import INSTANCE, Watch, WatchStream
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.names import is_topic_name
+from topics_service.engine.names import is_name_of_any
 from topics_service.engine.watch.frames import Position, WatchRequest
 from topics_service.statistics import WatchStatistics
 
@@ -103,7 +103,7 @@ class Session:
         for topic, seq in given.items():
             cursor, instance = self.cursors.get(topic), given.get(topic + INSTANCE)
             if cursor is None:
-                if topic.startswith(self._prefixes) and len(self.cursors) < _MAX_TOPICS and is_topic_name(topic):
+                if topic.startswith(self._prefixes) and len(self.cursors) < _MAX_TOPICS and is_name_of_any(topic):
                     self.cursors[topic], self.heads[topic] = seq, seq
                     self.epochs[topic] = instance or self._firsts.get(topic, 0)
             elif self._is_another(topic, instance):

@@ -266,12 +266,12 @@ class Engine:
     ) -> tuple[PutTopicReply, int]:
         """Create the topic or replace its config. See TopicsApi.put_topic.
 
-        `kafka_configs` replaces the configs that only Kafka knows; None keeps them. `stage` adds to the write of a
-        topic that exists.
+        `kafka_configs` replaces the configs that only Kafka knows, and only Kafka gives them; None keeps them. `stage`
+        adds to the write of a topic that exists.
         """
         topic = self.catalog.find(name)
         if topic is None:
-            names.check_topic_name(name)
+            names.check_topic_name(name, by_kafka=kafka_configs is not None)
             names.check_placement(group_of(placement))
             topic = self.catalog.create(
                 name, config.resolve(name, given), partition_count or 1, kafka_configs, placement

@@ -37,6 +37,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_batch_bytes: int = 8 << 20
     max_watch_topics: int = 256
     max_claim: int = 1000
+    max_open_claims: int = 1000
     max_routers: int = 10_000
     max_topics: int = 100_000
     max_partitions: int = 1000

@@ -7,6 +7,7 @@ from msgspec import Struct
 from topics_service.engine.errors import invalid
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}", re.ASCII)
+_KAFKA_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 _ROUTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}", re.ASCII)
 _ZONE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _NOT_SLUG = re.compile(r"[^a-z0-9]+")
@@ -27,9 +28,19 @@ def is_topic_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def check_topic_name(name: str) -> None:
-    """Raise `invalid_request` unless `name` may name a topic."""
-    if not is_topic_name(name):
+def is_kafka_name(name: str) -> bool:
+    """Return whether a Kafka client may create a topic of this name: Kafka's rule, 1 to 249 ASCII characters."""
+    return _KAFKA_NAME.fullmatch(name) is not None and name not in (".", "..")
+
+
+def is_name_of_any(name: str) -> bool:
+    """Return whether there may be a topic of this name, whichever protocol it was made by."""
+    return is_topic_name(name) or is_kafka_name(name)
+
+
+def check_topic_name(name: str, *, by_kafka: bool = False) -> None:
+    """Raise `invalid_request` unless a topic of this name may be made; Kafka clients may also begin it with a sign."""
+    if not is_topic_name(name) and not (by_kafka and is_kafka_name(name)):
         raise invalid("a topic name is 1 to 255 characters from A-Z a-z 0-9 . _ : - and starts with a letter or digit")
 
 

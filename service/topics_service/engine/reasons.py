@@ -64,6 +64,7 @@ class Reason(Enum):
     NOT_A_LOG = ErrorSpec("not_a_log", 409, "FAILED_PRECONDITION")
     ZONE_NOT_FOUND = ErrorSpec("zone_not_found", 404, "NOT_FOUND")
     QUERY_TOO_LARGE = ErrorSpec("query_too_large", 413, "RESOURCE_EXHAUSTED")
+    CLAIM_EXPIRED = ErrorSpec("claim_expired", 409, "FAILED_PRECONDITION")
 
     @property
     def code(self) -> str:

@@ -100,6 +100,11 @@ class StoredCatalog:
         return self.is_behind or bool(self._work or self._unsorted)
 
     @property
+    def is_complete(self) -> bool:
+        """Return whether all that the store had at first was read: what changes since then is taken over at once."""
+        return self._work is None and not self._unsorted
+
+    @property
     def is_behind(self) -> bool:
         """Return whether changes wait for `advance`."""
         return self._under_way is not None or bool(self._changes)

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from topics_service.engine.tables.errors import invalid_value
 from topics_shards.wire.carriers import ABSENT, Carrier, UncarriableError, carrier_of, read_extension
 from topics_shards.wire.origin import OriginForm
 from topics_shards.wire.pieces import Packing, Piece, Pieces
@@ -77,7 +78,7 @@ class RemoteMethod:
         self._decode_result = _decoder(self._result)
 
     def encode_call(self, origin: OriginForm | None, args: Sequence[Any], kwargs: dict[str, Any]) -> bytes:
-        """The bytes of a call with these arguments. Raises TypeError as the call itself would."""
+        """The bytes of a call with these arguments. Raises TypeError as the call itself would, and `invalid_value`."""
         values: list[Any] = [*args]
         given = len(kwargs)
         while given or len(values) < self._required:
@@ -96,7 +97,10 @@ class RemoteMethod:
         for at, pack in self._packs:
             if at < len(values):
                 values[at] = pack(values[at], packing)
-        return _encode([origin, packing.pieces(), *values])
+        try:
+            return _encode([origin, packing.pieces(), *values])
+        except OverflowError:  # MessagePack has no others
+            raise invalid_value("a number has more than 64 bits", out_of_range=True) from None
 
     def decode_call(self, body: bytes | memoryview) -> Call:
         """Raises DECODE_ERRORS for bytes that are no call of it, UnknownArgumentError among them."""

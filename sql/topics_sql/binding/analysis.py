@@ -1,5 +1,6 @@
 """Plans of queries for the analytical engine."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -8,7 +9,7 @@ from msgspec.structs import replace
 from topics_service.engine.errors import Reason
 from topics_service.engine.tables import casts
 from topics_service.engine.tables.expressions import Binary, Call, Column, Expression, Literal, type_of
-from topics_service.engine.tables.model import RESERVED_NAMESPACES, Table, TableName, View
+from topics_service.engine.tables.model import RESERVED_NAMESPACES, Table, TableName
 from topics_service.engine.tables.plans import Analysis, Order, Output, TopicSource
 from topics_service.engine.tables.relations import (
     Aggregate,
@@ -26,24 +27,20 @@ from topics_service.engine.tables.relations import (
     Rows,
     SystemRows,
     TableRows,
-    TopicRows,
     Window,
     numbers_of,
     rebuilt,
 )
-from topics_service.engine.tables.topic_columns import TOPIC_COLUMNS
 from topics_service.engine.tables.types import Kind, Type
 from topics_sql import syntax
-from topics_sql.binding import topic_tables
-from topics_sql.binding.analytic import Analytic, Scope, is_meant, not_grouped, text_if_bare
+from topics_sql.binding.analytic import GROUPING, Analytic, Scope, is_meant, not_grouped, text_if_bare
+from topics_sql.binding.from_rows import topic_rows, view_rows
 from topics_sql.binding.naming import MAX_OUTPUTS, name_of
 from topics_sql.binding.pushing import pruned, topic_scans
 from topics_sql.binding.scope import SYSTEM, TOPICS, Context, Relation
-from topics_sql.binding.view_queries import reading, view_of
-from topics_sql.grammar.statements import view_query
+from topics_sql.binding.series import series_rows
+from topics_sql.binding.view_queries import view_of
 
-MAX_VIEWS: Final = 32
-"""Views in views."""
 MAX_SOURCES: Final = 64
 """Tables that one query may read, each time that it names one."""
 
@@ -65,6 +62,8 @@ class Planner:
         self.uses: dict[int, set[int]] = {}
         """The columns from around it that a subquery uses, by its number."""
         self.tables: dict[int, Table] = {}
+        self.times: Counter[int] = Counter()
+        """The times that a table is named, by its number."""
         self.system: dict[str, None] = {}
         self.topics: list[str] = []
         self.views: dict[TableName, None] = {}
@@ -72,6 +71,8 @@ class Planner:
         self.depth = 0
         self.keys: dict[int, tuple[Table, frozenset[int]]] = {}
         """By the number of a column: its table, and the numbers of the primary key there."""
+        self.grouping: dict[int, int] = {}
+        """The places of calls of GROUPING in the text, by their numbers."""
         self._numbers = 0
         self._sources = 0
 
@@ -84,7 +85,7 @@ class Planner:
 
     def query(self, tree: syntax.Query, scope: Scope) -> Query:
         """Plan a query. `scope` is its own, and empty but for what is around it."""
-        named = tuple(self._named(each, scope, recursive=tree.recursive) for each in tree.ctes)
+        named = self.named(tree.ctes, scope, recursive=tree.recursive)
         body: Core | Constants | Combined
         order: tuple[Order, ...] | None = None
         if isinstance(tree, syntax.Select):
@@ -102,6 +103,20 @@ class Planner:
         limit = None if tree.limit is None else alone.whole_number(tree.limit, "LIMIT")
         offset = None if tree.offset is None else alone.whole_number(tree.offset, "OFFSET")
         return Query(body, outputs, order, limit, offset, named)
+
+    def named(self, ctes: Sequence[syntax.With], scope: Scope, *, recursive: bool) -> tuple[Named, ...]:
+        """Plan the queries of WITH, which `scope` sees from here on."""
+        return tuple(self._named(each, scope, recursive=recursive) for each in ctes)
+
+    def finished(self, query: Query, why: str, *, target: int | None = None) -> Analysis:
+        """The plan of a query with all that it needs. `target` is the table whose rows it finds for a change."""
+        tables = tuple(self.tables.values())
+        read = tuple(number for number, times in self.times.items() if times > 1 or number != target)
+        inner, topics = tuple(self.inner), tuple[TopicSource, ...]()
+        if self.topics:
+            query, inner = pruned(query, inner)
+            topics = topic_scans(self.topics, query, inner)
+        return Analysis(query, query.outputs, inner, tables, tuple(self.system), why, topics, read)
 
     def _named(self, tree: syntax.With, scope: Scope, *, recursive: bool) -> Named:
         number = self.number()
@@ -212,12 +227,14 @@ class Planner:
         having = None
         if tree.having is not None:
             having = Analytic(self, scope, "HAVING", found).condition(tree.having)
-        keys = self._keys(tree, scope, items)
+        keys, places = self._keys(tree, scope, items)
+        sets = tuple(tuple(dict.fromkeys(places[id(each)] for each in given)) for given in tree.sets)
         sorting = self._sorting(binder, tree, items)
         distinct_on = tuple(self._distinct_key(binder, each, items) for each in tree.distinct_on)
         grouped = bool(keys or found or tree.group is not None or tree.having is not None)
         if grouped:
-            group = _Group(self, scope, keys)
+            group = _Group(self, scope, keys, has_sets=bool(sets))
+            group.check_grouping(found)
             items = [(name, group.over(each, at), at) for name, each, at in items]
             having = None if having is None else group.over(having, tree.at)
             windows = [group.window(each, tree.at) for each in windows]
@@ -230,7 +247,7 @@ class Planner:
         sorting = [Order(_shown(each.expression, outputs), each.descending, each.nulls_first) for each in sorting]
         core = Core(
             rows, condition, outputs, grouped, tuple(keys), tuple(found), having, tuple(windows), tree.distinct,
-            distinct_on,
+            distinct_on, sets,
         )  # fmt: skip
         return core, [name for name, _, _ in items], tuple(sorting)
 
@@ -257,15 +274,21 @@ class Planner:
             raise self.context.refuse(item.at, message, Reason.COLUMN_NOT_FOUND)
         return [pair for each in meant for pair in each.columns.items()]
 
-    def _keys(self, tree: syntax.Select, scope: Scope, items: Sequence[tuple[str, Expression, int]]) -> list[Made]:
+    def _keys(
+        self, tree: syntax.Select, scope: Scope, items: Sequence[tuple[str, Expression, int]]
+    ) -> tuple[list[Made], dict[int, int]]:
+        """The keys, each once, and their numbers by the ids of the trees."""
         keys: list[Made] = []
+        places: dict[int, int] = {}
         binder = Analytic(self, scope, "GROUP BY")
         for each in tree.group or ():
             bound = self._key(binder, each, items)
-            if any(key.expression == bound for key in keys):
-                continue
-            keys.append(Made(bound.column if isinstance(bound, Column) else self.number(), bound))
-        return keys
+            key = next((key for key in keys if key.expression == bound), None)
+            if key is None:
+                key = Made(bound.column if isinstance(bound, Column) else self.number(), bound)
+                keys.append(key)
+            places[id(each)] = key.number
+        return keys, places
 
     def _key(self, binder: Analytic, given: syntax.Tree, items: Sequence[tuple[str, Expression, int]]) -> Expression:
         """A key: a number or an expression; a name is a column of the tables first, as in PostgreSQL."""
@@ -313,11 +336,13 @@ class Planner:
             return self._join(item, scope)
         self._sources += 1
         if self._sources > MAX_SOURCES:
-            at = item.at if isinstance(item, syntax.Derived) else item.name.at
+            at = item.name.at if isinstance(item, syntax.From) else item.at
             message = f"a query reads more than {MAX_SOURCES} tables"
             raise self.context.refuse(at, message, Reason.INVALID_REQUEST, "54000")
         if isinstance(item, syntax.Derived):
             return self._derived(item, scope)
+        if isinstance(item, syntax.Series):
+            return series_rows(self, item, scope)
         return self._table(item, scope)
 
     def _derived(self, item: syntax.Derived, scope: Scope) -> NestedRows:
@@ -327,7 +352,7 @@ class Planner:
         query = self.query(item.query, inside)
         names = self._renamed([output.name for output in query.outputs], item.columns, item.at, item.alias or "it")
         columns = [(n, _number_of(o), o.type) for n, o in zip(names, query.outputs, strict=True)]
-        self._add(scope, item.alias or "", None, columns, item.at)
+        self.add(scope, item.alias or "", None, columns, item.at)
         return NestedRows(query, item.lateral)
 
     def _table(self, item: syntax.From, scope: Scope) -> Rows:
@@ -335,7 +360,7 @@ class Planner:
         if len(parts) == 1 and (cte := self._cte(scope, parts[0])) is not None:
             columns = [(name, self.number(), kind) for name, _, kind in cte.outputs]
             places = tuple((mine[1], theirs[1]) for mine, theirs in zip(columns, cte.outputs, strict=True))
-            self._relation(scope, item, parts[0], None, columns)
+            self.relation(scope, item, parts[0], None, columns)
             return NamedRows(cte.number, places)
         full = self.context.table_name(item.name)
         if full.namespace == SYSTEM:
@@ -344,51 +369,25 @@ class Planner:
                 raise self.context.table_not_found(full, at)
             self.system[full.name] = None
             columns = [(name, self.number(), kind) for name, kind in known]
-            self._relation(scope, item, full.name, SYSTEM, columns)
+            self.relation(scope, item, full.name, SYSTEM, columns)
             return SystemRows(full.name, tuple((each[1], place) for place, each in enumerate(columns)))
         if full.namespace == TOPICS:
-            self.topics.append(topic_tables.topic_of(self.context, full, at))
-            columns = [(name, self.number(), kind) for name, kind in TOPIC_COLUMNS]
-            self._relation(scope, item, full.name, TOPICS, columns)
-            return TopicRows(len(self.topics) - 1, tuple((each[1], place) for place, each in enumerate(columns)))
+            return topic_rows(self, full, item, scope)
         if full.namespace in RESERVED_NAMESPACES:
             self.context.refuse_reserved(full.namespace, at)
         view = view_of(self.context, item)
         if view is not None:
-            return self._view(view, item, scope)
+            return view_rows(self, view, item, scope)
         table = self.context.find_table(item.name)
         self.tables[table.number] = table
+        self.times[table.number] += 1
         columns = [(column.name, self.number(), column.type) for column in table.columns]
         ids = [column.id for column in table.columns]
         numbers = dict(zip(ids, (each[1] for each in columns), strict=True))
         key = frozenset(numbers[each] for each in table.primary_key)
         self.keys.update((each[1], (table, key)) for each in columns)
-        self._relation(scope, item, table.name, table.namespace, columns)
+        self.relation(scope, item, table.name, table.namespace, columns)
         return TableRows(table, tuple((numbers[each], each) for each in ids))
-
-    def _view(self, view: View, item: syntax.From, scope: Scope) -> NestedRows:
-        """The rows of a view: its query is bound in the place of its name."""
-        around, at = self.context, item.name.at
-        self.depth += 1
-        if self.depth > MAX_VIEWS:
-            raise around.refuse(at, "views are nested too deep", Reason.INVALID_VALUE, "54001")
-        if self.depth == 1:
-            self.views[TableName(view.namespace, view.name)] = None
-        try:
-            with reading(around, view, at) as self.context:
-                query = self.query(view_query(view.text), Scope())
-        finally:
-            self.context = around
-            self.depth -= 1
-        made: dict[str, Output] = {}
-        for output in query.outputs:
-            made.setdefault(output.name, output)
-        outputs = [(shown, made.get(name)) for shown, name in view.columns]
-        columns = [(shown, _number_of(output), output.type) for shown, output in outputs if output is not None]
-        if len(columns) < len(outputs):
-            raise around.refuse(at, f"the view {view.view_id} reads columns that are gone", Reason.COLUMN_NOT_FOUND)
-        self._relation(scope, item, view.name, view.namespace, columns)
-        return NestedRows(query)
 
     def _cte(self, scope: Scope | None, name: str) -> Cte | None:
         while scope is not None:
@@ -398,17 +397,18 @@ class Planner:
             scope = scope.parent
         return None
 
-    def _relation(
+    def relation(
         self, scope: Scope, item: syntax.From, name: str, namespace: str | None,
         columns: Sequence[tuple[str, int, Type | None]],
     ) -> None:  # fmt: skip
         names = self._renamed([each[0] for each in columns], item.columns, item.name.at, name)
         renamed = [(label, *each[1:]) for label, each in zip(names, columns, strict=True)]
-        self._add(scope, item.alias or name, None if item.alias else namespace, renamed, item.name.at)
+        self.add(scope, item.alias or name, None if item.alias else namespace, renamed, item.name.at)
 
-    def _add(
+    def add(
         self, scope: Scope, name: str, namespace: str | None, columns: Sequence[tuple[str, int, Type | None]], at: int
     ) -> None:
+        """Let a scope see a relation."""
         if name and any(each.name == name and each.namespace == namespace for each in scope.relations):
             raise self.context.refuse(at, f"the name {name} is given twice", sqlstate="42712")
         named: dict[str, Column] = {}
@@ -480,8 +480,9 @@ class Planner:
 class _Group:
     """The columns of groups, for the expressions above GROUP BY: keys and aggregates."""
 
-    def __init__(self, planner: Planner, scope: Scope, keys: list[Made]) -> None:
+    def __init__(self, planner: Planner, scope: Scope, keys: list[Made], *, has_sets: bool = False) -> None:
         self.keys = keys
+        self._has_sets = has_sets
         self._planner = planner
         self._scope = scope
 
@@ -517,13 +518,21 @@ class _Group:
         """Keys of ORDER BY over the columns of the groups."""
         return tuple(Order(self.over(each.expression, at), each.descending, each.nulls_first) for each in order)
 
+    def check_grouping(self, calls: Sequence[Aggregate]) -> None:
+        """Raise 42803 for GROUPING of what is no key."""
+        known = {key.expression for key in self.keys}
+        for call in calls:
+            if call.function == GROUPING and not known.issuperset(call.arguments):
+                message = "GROUPING takes what GROUP BY groups by"
+                raise self._planner.context.refuse(self._planner.grouping[call.number], message, sqlstate="42803")
+
     def _check(self, node: Column, at: int) -> None:
         used = self._planner.uses.get(node.column)
         numbers = {node.column} if used is None else used
         for number in numbers & self._scope.own:
             if any(key.number == number for key in self.keys):
                 continue
-            if self._depends(number):
+            if not self._has_sets and self._depends(number):
                 column = next(c for r in self._scope.relations for c in r.columns.values() if c.column == number)
                 self.keys.append(Made(number, column))
                 continue
@@ -571,9 +580,4 @@ def _number_of(output: Output) -> int:
 def analysis(context: Context, tree: syntax.Query, why: str) -> Analysis:
     """Plan a query for the analytical engine. Raises the errors of names and types, with their places."""
     planner = Planner(context)
-    query = planner.query(tree, Scope())
-    inner, topics = tuple(planner.inner), tuple[TopicSource, ...]()
-    if planner.topics:
-        query, inner = pruned(query, inner)
-        topics = topic_scans(planner.topics, query, inner)
-    return Analysis(query, query.outputs, inner, tuple(planner.tables.values()), tuple(planner.system), why, topics)
+    return planner.finished(planner.query(tree, Scope()), why)

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.tables import aggregates, functions, relations
-from topics_service.engine.tables.casts import NUMBERS
+from topics_service.engine.tables import aggregates, calendar, functions, relations
+from topics_service.engine.tables.casts import INTEGERS, NUMBERS
 from topics_service.engine.tables.expressions import Column, Expression, Literal, Unary, type_of
 from topics_service.engine.tables.functions import Volatility
 from topics_service.engine.tables.plans import Order
 from topics_service.engine.tables.relations import Aggregate, Frame, Inner, Window
-from topics_service.engine.tables.types import BOOLEAN, TEXT, Kind, Type
+from topics_service.engine.tables.types import BIGINT, BOOLEAN, INTEGER, TEXT, Kind, Type
 from topics_sql import syntax
 from topics_sql.binding.expressions import Expressions, is_untyped_text
 from topics_sql.binding.scope import Context, Relation
@@ -20,7 +20,10 @@ from topics_sql.syntax import Tree
 if TYPE_CHECKING:
     from topics_sql.binding.analysis import Planner
 
+GROUPING: Final = "grouping"
+"""The function that tells the sets of GROUPING SETS apart."""
 _GROUPING: Final = "42803"
+MAX_GROUPING: Final = 31
 _WINDOWING: Final = "42P20"
 
 
@@ -116,6 +119,8 @@ class Analytic(Expressions):
     def function(self, tree: syntax.Call) -> Expression:
         """Bind a function: of a row, of a group or of a window."""
         known = aggregates.AGGREGATES.get(tree.function)
+        if tree.function == GROUPING:
+            return self._grouping(tree)
         if known is None:
             function = functions.FUNCTIONS.get(tree.function)
             if function is not None and function.volatility is Volatility.VOLATILE:
@@ -126,6 +131,19 @@ class Analytic(Expressions):
                 raise self.context.refuse(tree.at, message, Reason.SYNTAX_ERROR, "42809")
             return self.call(tree)
         return self._over(tree, known)
+
+    def _grouping(self, tree: syntax.Call) -> Expression:
+        """Bind GROUPING, whose arguments are looked for among the keys later."""
+        if self.found is None:
+            raise self.context.refuse(tree.at, f"GROUPING has no place in {self.clause}", sqlstate=_GROUPING)
+        if not tree.arguments or len(tree.arguments) > MAX_GROUPING or not tree.is_plain or tree.distinct:
+            message = f"it is called as grouping(key, ...), with at most {MAX_GROUPING} keys"
+            raise self.context.refuse(tree.at, message, Reason.FUNCTION_NOT_FOUND)
+        inside = Analytic(self.planner, self.scope, "GROUPING")
+        number = self.planner.number()
+        self.planner.grouping[number] = tree.at
+        self.found.append(Aggregate(number, GROUPING, tuple(map(inside.value, tree.arguments)), INTEGER))
+        return Column(number, INTEGER)
 
     def _over(self, tree: syntax.Call, known: aggregates.Function) -> Expression:
         target, inside = self._target(tree, known)
@@ -142,6 +160,9 @@ class Analytic(Expressions):
             kind = self._within(tree, known, order)
         elif tree.within:
             raise self.context.refuse(tree.at, f"{tree.function} takes no WITHIN GROUP", Reason.SYNTAX_ERROR, "42809")
+        if tree.distinct and order and known.name in ("json_agg", "jsonb_agg"):
+            message = f"{tree.function} takes DISTINCT or ORDER BY, not both"
+            raise self.context.refuse(tree.at, message, Reason.UNSUPPORTED_SQL)
         if tree.distinct and tree.star:
             raise self.context.refuse(tree.at, "DISTINCT takes a value")
         condition = None if tree.filter is None else inside.condition(tree.filter)
@@ -218,7 +239,8 @@ class Analytic(Expressions):
             base = self._window(inside, given)
         partition = tuple(inside.comparable(each) for each in tree.partition)
         order = tuple(inside.order_item(each) for each in tree.order)
-        frame = None if tree.frame is None else self._frame(inside, tree.frame)
+        ordered = order or (() if base is None else base.order)
+        frame = None if tree.frame is None else self._frame(inside, tree.frame, ordered)
         if base is not None:
             if partition or (order and base.order):
                 message = f"the window {tree.base} can't be changed so"
@@ -226,16 +248,37 @@ class Analytic(Expressions):
             return Window(base.partition, order or base.order, frame or base.frame)
         return Window(partition, order, frame)
 
-    def _frame(self, inside: "Analytic", tree: syntax.Frame) -> Frame:
-        if tree.unit == "range" and (tree.start_rows is not None or tree.end_rows is not None):
-            raise self.context.refuse(tree.at, "RANGE with a distance is not supported", Reason.UNSUPPORTED_SQL)
+    def _frame(self, inside: "Analytic", tree: syntax.Frame, order: Sequence[Order]) -> Frame:
         if tree.start == "unbounded following" or tree.end == "unbounded preceding":
             raise self.context.refuse(tree.at, "the frame ends before it begins", sqlstate=_WINDOWING)
         rows = [
-            None if each is None else inside.whole_number(each, "the distance")
+            None
+            if each is None
+            else inside.distance(each, order, tree.at)
+            if tree.unit == "range"
+            else inside.whole_number(each, "the distance")
             for each in (tree.start_rows, tree.end_rows)
         ]
         return Frame(tree.unit, tree.start, tree.end, rows[0], rows[1], tree.exclude)
+
+    def distance(self, tree: Tree, order: Sequence[Order], at: int) -> Expression:
+        """Bind the distance of RANGE: an integer beside integers, an interval of no months beside timestamps."""
+        if len(order) != 1:
+            message = "RANGE with a distance needs one key of ORDER BY"
+            raise self.context.refuse(at, message, Reason.SYNTAX_ERROR, "42P20")
+        kind = type_of(order[0].expression)
+        if isinstance(tree, syntax.Interval) and kind is not None and kind.kind is Kind.TIMESTAMP:
+            length = self.length(tree)
+            if isinstance(length, Literal) and isinstance(length.value, str):
+                months, micros = calendar.parse_interval(length.value)
+                if not months and micros >= 0:
+                    return Literal(micros, BIGINT)
+            message = "the distance of RANGE is a constant from zero up, and without months"
+            raise self.context.refuse(tree.at, message, Reason.UNSUPPORTED_SQL)
+        if kind is None or kind.kind not in INTEGERS or isinstance(tree, syntax.Interval):
+            message = "RANGE with a distance takes integers, or timestamps with an INTERVAL"
+            raise self.context.refuse(at, message, Reason.UNSUPPORTED_SQL)
+        return self.whole_number(tree, "the distance")
 
     # -------------------------------------------------------------------------------------------- subqueries
 

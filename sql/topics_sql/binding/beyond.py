@@ -27,6 +27,8 @@ def beyond(tree: syntax.Query, *, constants: bool = False) -> str | None:
         return "a join"
     if isinstance(tree.source, syntax.Derived):
         return "a query in FROM"
+    if isinstance(tree.source, syntax.Series):
+        return "generate_series"
     if tree.source is not None and tree.source.columns:
         return "names of columns in FROM"
     if tree.group is not None:
@@ -66,9 +68,14 @@ def beyond_expression(tree: Tree | None) -> str | None:
         if isinstance(node, syntax.Call):
             if node.over is not None:
                 return "windows"
-            if node.function in AGGREGATES:
+            if node.function in AGGREGATES or node.function == "grouping":
                 return "aggregates"
     return None
+
+
+def has_names(tree: Tree) -> bool:
+    """Return whether an expression names columns."""
+    return any(isinstance(node, syntax.Name) for node in _nodes(tree))
 
 
 def _nodes(tree: Tree | None) -> Iterator[object]:

@@ -38,16 +38,12 @@ def _lines(action: plans.Select | plans.Analysis | plans.Change, schema: Schema)
     if isinstance(action, plans.Select):
         yield from _select(action, schema)
     elif isinstance(action, plans.Analysis):
-        yield f"analyze in DuckDB, for {action.why}"
-        yield from (f"  read {table.table_id}" for table in action.tables)
-        yield from (f"  read system.{name}" for name in action.system)
-        for read in action.topics:
-            yield f'  read topics."{read.topic}"'
-            yield f"    {topic_access(read.scan)}"
-            yield f"    columns: {', '.join(TOPIC_NAMES[each] for each in read.scan.columns) or 'none'}"
+        yield from _analysis(action)
     elif isinstance(action, plans.Insert):
         yield f"insert into {action.table.table_id}"
-        if action.select is None:
+        if action.query is not None:
+            yield from (f"  {line}" for line in _analysis(action.query))
+        elif action.select is None:
             yield f"  rows: {len(action.rows)}"
         else:
             yield from (f"  {line}" for line in _select(action.select, schema))
@@ -55,10 +51,23 @@ def _lines(action: plans.Select | plans.Analysis | plans.Change, schema: Schema)
             yield f"  on conflict: {'do nothing' if action.conflict.assignments is None else 'update the row'}"
     else:
         yield f"{'update' if isinstance(action, plans.Update) else 'delete from'} {action.table.table_id}"
+        if action.query is not None:
+            yield from (f"  {line}" for line in _analysis(action.query))
+            return
         names = names_of(action.table)
         yield f"  {_access(action.table, action.access, names)}"
         if action.filter is not None:
             yield f"  filter: {condition(action.filter, names)}"
+
+
+def _analysis(action: plans.Analysis) -> Iterator[str]:
+    yield f"analyze in DuckDB, for {action.why}"
+    yield from (f"  read {table.table_id}" for table in action.tables)
+    yield from (f"  read system.{name}" for name in action.system)
+    for read in action.topics:
+        yield f'  read topics."{read.topic}"'
+        yield f"    {topic_access(read.scan)}"
+        yield f"    columns: {', '.join(TOPIC_NAMES[each] for each in read.scan.columns) or 'none'}"
 
 
 def columns_of(schema: Schema, join: plans.Join) -> tuple[tuple[str, Type], ...]:

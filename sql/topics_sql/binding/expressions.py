@@ -8,7 +8,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, Final
 
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.tables import aggregates, casts, functions, values
+from topics_service.engine.tables import aggregates, calendar, casts, functions, values
 from topics_service.engine.tables.errors import invalid_value
 from topics_service.engine.tables.expressions import (
     Binary,
@@ -27,7 +27,19 @@ from topics_service.engine.tables.expressions import (
     type_of,
 )
 from topics_service.engine.tables.functions import Form, Volatility
-from topics_service.engine.tables.types import BIGINT, BOOLEAN, DATE, DECIMAL, DOUBLE, INTEGER, JSON, TEXT, Kind, Type
+from topics_service.engine.tables.types import (
+    BIGINT,
+    BOOLEAN,
+    DATE,
+    DECIMAL,
+    DOUBLE,
+    INTEGER,
+    JSON,
+    TEXT,
+    TIMESTAMP,
+    Kind,
+    Type,
+)
 from topics_sql import syntax
 from topics_sql.binding.scope import Context, Relation, find_column
 from topics_sql.binding.types import resolve, without_bounds
@@ -35,8 +47,9 @@ from topics_sql.syntax import Tree
 from topics_sql.tokens import words
 
 MAX_DIGITS: Final = 400
+INTERVAL_FUNCTIONS: Final = frozenset({"date_add", "date_subtract", "date_bin"})
 AGGREGATES: Final = words(
-    """approx_count_distinct array_agg corr covar_pop covar_samp first group_concat grouping json_agg json_object_agg
+    """approx_count_distinct array_agg corr covar_pop covar_samp first group_concat grouping json_object_agg
     jsonb_agg jsonb_object_agg last listagg median regr_slope"""
 )
 """Aggregates of PostgreSQL and others that there are none of."""
@@ -53,6 +66,8 @@ class Expressions:
     ) -> None:
         self.context = context
         self.relations = relations
+        self.inner: Callable[[Tree], Expression] | None = None
+        """Binds queries in the place of values; None where they are refused."""
         self._volatile = volatile
         self._parameters = parameters
 
@@ -147,8 +162,40 @@ class Expressions:
         op = tree.op
         if op in ("and", "or"):
             return Binary(op, self.condition(tree.left), self.condition(tree.right), BOOLEAN)
+        if op in ("+", "-"):
+            if tree.right.__class__ is syntax.Interval:
+                return self._moved(op, tree.left, tree.right, tree.at)
+            if op == "+" and tree.left.__class__ is syntax.Interval:
+                return self._moved(op, tree.right, tree.left, tree.at)
         left, right = self.bind(tree.left), self.bind(tree.right)
         return self._binary(op, left, right, tree.at, tree.left.at, tree.right.at)
+
+    def _moved(self, op: str, moment: Tree, interval: Tree, at: int) -> Expression:
+        """Bind a time and an interval, which is added or taken away."""
+        assert isinstance(interval, syntax.Interval)
+        left, length = self.settle(self.bind(moment), TIMESTAMP, moment.at), self.length(interval)
+        name = "date_add" if op == "+" else "date_subtract"
+        kind = type_of(left)
+        if kind is not None and kind.kind not in (Kind.DATE, Kind.TIMESTAMP):
+            message = f"there is no operator {kind.name} {op} INTERVAL"
+            raise self.context.refuse(at, message, Reason.FUNCTION_NOT_FOUND)
+        return Call(name, (left, length), TIMESTAMP)
+
+    def length(self, tree: syntax.Interval) -> Expression:
+        """Bind an interval as its text."""
+        bound = self.settle(self.bind(tree.operand), TEXT, tree.operand.at)
+        kind = type_of(bound)
+        if kind is not None and kind.kind is not Kind.TEXT:
+            raise self._mismatch(tree.at, f"an INTERVAL is made of TEXT, not of {kind.name}")
+        if isinstance(bound, Literal) and bound.value is not None:
+            with self.context.placed(tree.operand.at):
+                calendar.parse_interval(str(bound.value))
+        return bound
+
+    def interval(self, tree: syntax.Interval) -> Expression:
+        """Refuse an interval that stands alone: it is no type of values."""
+        message = "an INTERVAL stands beside a time, with + or -, or in a function that takes one"
+        raise self.context.refuse(tree.at, message, Reason.UNSUPPORTED_SQL)
 
     def _binary(self, op: str, left: Expression, right: Expression, at: int, left_at: int, right_at: int) -> Expression:
         left_type, right_type = type_of(left), type_of(right)
@@ -264,7 +311,11 @@ class Expressions:
         if function is not None and not self._volatile and function.volatility is not Volatility.IMMUTABLE:
             message = f"{name}() may not be used here: its result is not always the same"
             raise self.context.refuse(tree.at, message, Reason.UNSUPPORTED_SQL, "42P17")
-        arguments = [self.bind(each) for each in tree.arguments]
+        takes = name in INTERVAL_FUNCTIONS
+        arguments = [
+            self.length(each) if takes and isinstance(each, syntax.Interval) else self.bind(each)
+            for each in tree.arguments
+        ]
         if function is not None and function.form is Form.COMMON:
             arguments, _ = self._alike(arguments, tree.arguments, tree.at)
         with self.context.placed(tree.at):
@@ -275,7 +326,9 @@ class Expressions:
         return Call(name, tuple(arguments), found.result)
 
     def subquery(self, tree: syntax.Subquery | syntax.Exists | syntax.InQuery | syntax.Quantified) -> Expression:
-        """Refuse a query in the place of a value."""
+        """Bind a query in the place of a value, where there may be one."""
+        if self.inner is not None:
+            return self.inner(tree)
         raise self.context.refuse(tree.query.at, "subqueries are not supported here", Reason.UNSUPPORTED_SQL)
 
     # --------------------------------------------------------------------- typing
@@ -325,6 +378,7 @@ BINDERS: Final[dict[type, Callable[[Expressions, Any], Expression]]] = {
     syntax.Exists: Expressions.subquery,
     syntax.InQuery: Expressions.subquery,
     syntax.Quantified: Expressions.subquery,
+    syntax.Interval: Expressions.interval,
 }
 
 

@@ -5,7 +5,7 @@ from typing import Final, get_args
 
 from topics_service.engine.errors import Reason
 from topics_service.engine.model import ConfigInput, Discard, Durability
-from topics_service.engine.names import is_topic_name
+from topics_service.engine.names import is_name_of_any
 from topics_service.engine.tables import plans
 from topics_service.engine.tables.expressions import Expression, Side
 from topics_service.engine.tables.model import RESERVED_NAMESPACES, Op, PayloadMode, Route, Table
@@ -30,7 +30,7 @@ def new_topic_name(context: Context, name: ObjectName) -> str:
     full = ".".join(name.parts)
     if len(name.parts) == 1 and "." not in full:
         full = f"{context.namespace}.{full}"
-    if not is_topic_name(full):
+    if not is_name_of_any(full):
         message = f"{full[:300]!r} can't name a topic: 1 to 255 characters from A-Z a-z 0-9 . _ : -, no sign first"
         raise context.refuse(name.at, message, Reason.INVALID_VALUE, "42602")
     if full.split(".", 1)[0] in RESERVED_NAMESPACES:

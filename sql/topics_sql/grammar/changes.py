@@ -1,8 +1,13 @@
 """INSERT, UPDATE and DELETE."""
 
+from collections.abc import Callable
+from typing import Final
+
+from msgspec.structs import replace
+
 from topics_sql.grammar.cursor import Cursor
-from topics_sql.grammar.expressions import expression, parameter_number
-from topics_sql.grammar.queries import query, select_list, table_reference
+from topics_sql.grammar.expressions import begins_query, descend, expression, parameter_number
+from topics_sql.grammar.queries import from_list, query, query_behind, select_list, table_reference, with_clause
 from topics_sql.syntax import (
     Assignment,
     ColumnName,
@@ -13,12 +18,25 @@ from topics_sql.syntax import (
     Insert,
     Item,
     Parameter,
+    Query,
     Tree,
     Update,
 )
 from topics_sql.tokens import NUMBER, OPERATOR, PARAMETER, STRING, WORD, refuse
 
 Value = Tree | Default
+
+
+def with_statement(cursor: Cursor) -> Insert | Update | Delete | Query:
+    """Read a statement that begins with WITH."""
+    descend(cursor)
+    at = cursor.at
+    ctes, recursive = with_clause(cursor)
+    rule = _CHANGES.get(cursor.word)
+    if rule is None:
+        return query_behind(cursor, at, ctes, recursive=recursive)
+    cursor.depth -= 1
+    return replace(rule(cursor), ctes=ctes, recursive=recursive)
 
 
 def insert(cursor: Cursor) -> Insert:
@@ -30,7 +48,7 @@ def insert(cursor: Cursor) -> Insert:
     cursor.expect("into")
     table = cursor.object_name("a table")
     alias = cursor.identifier("an alias") if cursor.take("as") else None
-    columns = cursor.columns() if cursor.is_operator("(") else None
+    columns = cursor.columns() if cursor.is_operator("(") and not _begins_query_within(cursor) else None
     if cursor.word == "overriding":
         raise cursor.unsupported("OVERRIDING is")
     rows: tuple[tuple[Value, ...], ...] | None = None
@@ -39,7 +57,7 @@ def insert(cursor: Cursor) -> Insert:
         rows = ()
     elif cursor.take("values"):
         rows = _rows(cursor)
-    elif cursor.word in ("select", "with"):
+    elif cursor.word in ("select", "with") or _begins_query_within(cursor):
         source = query(cursor)
     elif cursor.word == "table" or cursor.is_operator("("):
         raise cursor.unsupported("INSERT from other than SELECT and VALUES is")
@@ -47,6 +65,18 @@ def insert(cursor: Cursor) -> Insert:
         raise cursor.unexpected("VALUES, DEFAULT VALUES or SELECT")
     conflict = _conflict(cursor)
     return Insert(at, table, alias, columns, rows, source, conflict, returning(cursor))
+
+
+def _begins_query_within(cursor: Cursor) -> bool:
+    """Return whether parentheses come next with a query in them."""
+    if not cursor.is_operator("("):
+        return False
+    position = cursor.position
+    while cursor.take_operator("("):
+        pass
+    found = begins_query(cursor)
+    cursor.position = position
+    return found
 
 
 def _rows(cursor: Cursor) -> tuple[tuple[Value, ...], ...]:
@@ -141,10 +171,9 @@ def update(cursor: Cursor) -> Update:
     table = table_reference(cursor)
     cursor.expect("set")
     changes = _assignments(cursor)
-    if cursor.word == "from":
-        raise cursor.unsupported("UPDATE ... FROM is")
+    source = from_list(cursor) if cursor.take("from") else None
     where = expression(cursor) if cursor.take("where") else None
-    return Update(at, table, changes, where, returning(cursor))
+    return Update(at, table, changes, where, returning(cursor), source)
 
 
 def _assignments(cursor: Cursor) -> tuple[Assignment, ...]:
@@ -197,7 +226,11 @@ def delete(cursor: Cursor) -> Delete:
     at = cursor.at
     cursor.expect("delete", "from")
     table = table_reference(cursor)
-    if cursor.word == "using":
-        raise cursor.unsupported("DELETE ... USING is")
+    source = from_list(cursor) if cursor.take("using") else None
     where = expression(cursor) if cursor.take("where") else None
-    return Delete(at, table, where, returning(cursor))
+    return Delete(at, table, where, returning(cursor), source)
+
+
+_CHANGES: Final[dict[str, Callable[[Cursor], Insert | Update | Delete]]] = {
+    "insert": insert, "update": update, "delete": delete,
+}  # fmt: skip

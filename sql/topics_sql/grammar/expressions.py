@@ -15,6 +15,7 @@ from topics_sql.syntax import (
     In,
     Infix,
     InQuery,
+    Interval,
     Is,
     JsonGet,
     Like,
@@ -31,6 +32,7 @@ from topics_sql.syntax import (
 from topics_sql.tokens import MAX_DEPTH, NAME, NUMBER, OPERATOR, PARAMETER, STRING, WORD, refuse, words
 
 MAX_PARAMETER: Final = 65_535
+INTERVAL_UNITS: Final = words("year month day hour minute second")
 
 OR, AND, NOT, IS, COMPARISON, RANGE, OTHER, SUM, PRODUCT, SIGN = range(1, 11)
 
@@ -322,9 +324,27 @@ def _operand(cursor: Cursor) -> Tree:
     while cursor.kinds[cursor.position] == OPERATOR and cursor.values[cursor.position] == "::":
         cast_at = cursor.at
         cursor.position += 1
-        node = Cast(cast_at, node, type_name(cursor))
+        node = cast_to(cast_at, node, type_name(cursor))
         _higher(cursor, cursor.height, cast_at)
     return node
+
+
+def cast_to(at: int, operand: Tree, name: TypeName) -> Tree:
+    """The tree of a cast. That to INTERVAL is one of its own: values have no such type."""
+    return Interval(at, operand) if name.name == "interval" else Cast(at, operand, name)
+
+
+def _interval(cursor: Cursor, at: int) -> Interval:
+    """Read INTERVAL with its text, and a unit behind it."""
+    cursor.position += 1
+    value_at = cursor.at
+    text = cursor.string("a string")
+    if cursor.word in INTERVAL_UNITS:
+        text = f"{text} {cursor.word}"
+        cursor.position += 1
+        if cursor.word == "to":
+            raise cursor.unsupported("INTERVAL with TO is")
+    return Interval(at, Constant(value_at, STRING, text))
 
 
 def parameter_number(cursor: Cursor, digits: str, at: int) -> int:
@@ -352,7 +372,7 @@ def _word(cursor: Cursor, word: str, at: int) -> Tree:
     if word in BARE_FUNCTIONS:
         return _bare_function(cursor, word, at)
     if word == "interval" and after_kind == STRING:
-        raise cursor.unsupported("INTERVAL is", hint="date_add() takes one as text")
+        return _interval(cursor, at)
     if word == "exists" and after == "(":
         cursor.position += 1
         query = _subquery(cursor)
@@ -491,7 +511,7 @@ def _cast(cursor: Cursor, at: int) -> Tree:
     name = type_name(cursor)
     cursor.expect_operator(")")
     _higher(cursor, cursor.height, at)
-    return Cast(at, operand, name)
+    return cast_to(at, operand, name)
 
 
 def _case(cursor: Cursor, at: int) -> Tree:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from topics_sql.grammar.cursor import RESERVED, Cursor
 from topics_sql.grammar.expressions import begins_query, descend, expression, order_by
+from topics_sql.grammar.grouping import grouping
 from topics_sql.grammar.windows import named_windows
 from topics_sql.syntax import (
     Compound,
@@ -18,6 +19,7 @@ from topics_sql.syntax import (
     Names,
     Query,
     Select,
+    Series,
     Tree,
     Values,
     With,
@@ -39,7 +41,12 @@ def query(cursor: Cursor) -> Query:
     """Read a query with what stands before and behind it: WITH, ORDER BY, LIMIT."""
     descend(cursor)
     at = cursor.at
-    ctes, recursive = _with(cursor)
+    ctes, recursive = with_clause(cursor)
+    return query_behind(cursor, at, ctes, recursive=recursive)
+
+
+def query_behind(cursor: Cursor, at: int, ctes: tuple[With, ...], *, recursive: bool) -> Query:
+    """Read the query behind a WITH that was read."""
     body = _combined(cursor)
     order = order_by(cursor)
     limit, offset = _limits(cursor)
@@ -53,7 +60,8 @@ def query(cursor: Cursor) -> Query:
     return replace(body, order=order, limit=limit, offset=offset, ctes=ctes, recursive=recursive)
 
 
-def _with(cursor: Cursor) -> tuple[tuple[With, ...], bool]:
+def with_clause(cursor: Cursor) -> tuple[tuple[With, ...], bool]:
+    """Read WITH, if it comes next."""
     if not cursor.take("with"):
         return (), False
     recursive = cursor.take("recursive")
@@ -150,17 +158,16 @@ def _select(cursor: Cursor) -> Select:
     source = from_list(cursor) if cursor.take("from") else None
     where = expression(cursor) if cursor.take("where") else None
     group: tuple[Tree, ...] | None = None
+    sets: tuple[tuple[Tree, ...], ...] = ()
     if cursor.take("group"):
         cursor.expect("by")
-        if cursor.word in ("rollup", "cube", "grouping", "all", "distinct"):
-            raise cursor.unsupported(f"GROUP BY {cursor.word.upper()} is")
-        group = _list(cursor)
+        group, sets = grouping(cursor)
     having = expression(cursor) if cursor.take("having") else None
     windows = named_windows(cursor) if cursor.take("window") else ()
     if what := BEYOND.get(cursor.word):
         raise cursor.unsupported(what)
     return Select(
-        at=at, items=items, source=source, where=where, group=group, having=having, windows=windows,
+        at=at, items=items, source=source, where=where, group=group, sets=sets, having=having, windows=windows,
         distinct=distinct and not distinct_on, distinct_on=distinct_on,
     )  # fmt: skip
 
@@ -260,8 +267,15 @@ def _primary(cursor: Cursor) -> FromItem:
         cursor.expect_operator(")")
         cursor.depth -= 1
         return item
+    if cursor.word == "generate_series" and cursor.are_operators(1, "("):
+        cursor.position += 2
+        arguments = _list(cursor)
+        cursor.expect_operator(")")
+        if cursor.word == "with":
+            raise cursor.unsupported("WITH ORDINALITY is")
+        return Series(at, arguments, *_table_alias(cursor))
     if lateral:
-        raise cursor.unsupported("functions in FROM are")
+        raise cursor.unsupported("other functions in FROM than generate_series are")
     return table_reference(cursor)
 
 
@@ -272,7 +286,7 @@ def table_reference(cursor: Cursor) -> From:
     cursor.take("only")
     name = cursor.object_name("a table")
     if cursor.is_operator("("):
-        raise cursor.unsupported("functions in FROM are", name.at)
+        raise cursor.unsupported("other functions in FROM than generate_series are", name.at)
     alias, columns = (None, ()) if cursor.word == "set" else _table_alias(cursor)
     return From(name, alias, columns)
 

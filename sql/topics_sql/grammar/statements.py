@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from topics_service.engine.errors import Reason, TopicsError
-from topics_sql.grammar.changes import delete, insert, update
+from topics_sql.grammar.changes import delete, insert, update, with_statement
 from topics_sql.grammar.cursor import Cursor
 from topics_sql.grammar.queries import query
 from topics_sql.grammar.tables import (
@@ -359,5 +359,5 @@ RULES: Final[dict[str, Callable[[Cursor], Statement]]] = {
     "update": update,
     "use": _use,
     "values": query,
-    "with": query,
+    "with": with_statement,
 }

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from fuzz.target import Target
 
-from topics_postgres import copying, decoding, oids, scram, wire
+from topics_postgres import copying, decoding, oids, wire
 from topics_postgres.errors import MalformedError, PgError
 from topics_postgres.statements import Splitter
 from topics_postgres.variables import Variables, is_known
@@ -15,9 +15,6 @@ _ERRORS: Final = (MalformedError, PgError)
 _MESSAGES: Final[dict[int, Callable[[bytes], Any]]] = {
     0: wire.startup, 1: wire.query, 2: wire.parse, 3: wire.bind, 4: wire.target, 5: wire.execute, 6: wire.sasl_initial
 }  # fmt: skip
-_VERIFIER: Final = (
-    "SCRAM-SHA-256$16384:c2FsdHNhbHRzYWx0c2FsdA==$" + "A" * 43 + "=:" + "A" * 43 + "="
-)  # no password has it
 _STATEMENTS: Final = (
     "SELECT pg_catalog.version(), current_setting('x', true) AS y, \"user\" FROM t WHERE a = current_user; SHOW x",
     "BEGIN ISOLATION LEVEL READ COMMITTED, READ ONLY; SET LOCAL a.b TO 'x', -1; ROLLBACK WORK TO SAVEPOINT \"s\"; END",
@@ -73,12 +70,6 @@ def _rows(data: bytes) -> Any:
     return [*reader.feed(data[2:half]), *reader.feed(data[half:]), *reader.finish()]
 
 
-def _scram(data: bytes) -> Any:
-    first, _, final = data.partition(b"\n")
-    exchange = scram.Exchange(_VERIFIER, "ada", b"key", nonce="server")
-    return exchange.first(first), exchange.final(final)
-
-
 TARGETS: Final[tuple[Target, ...]] = (
     Target(
         name="postgres messages",
@@ -127,12 +118,5 @@ TARGETS: Final[tuple[Target, ...]] = (
         covers=[],
         errors=_ERRORS,
         growth=500,
-    ),
-    Target(
-        name="postgres scram",
-        decode=_scram,
-        samples=[b"n,,n=,r=client\nc=biws,r=clientserver,p=" + b"A" * 43 + b"="],
-        covers=[],
-        errors=_ERRORS,
     ),
 )

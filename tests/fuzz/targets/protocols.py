@@ -16,7 +16,9 @@ from topics_gateway.socket_commands import MalformedError, Write, read_command
 from topics_gateway.sse import query_token
 from topics_gateway.watch_endpoints import _NULLABLE, _WATCH, read_watch
 from topics_gateway.watch_events import cursor_id, read_cursor_id
+from topics_service.api.access import scram
 from topics_service.api.access.auth import KeySyntaxError, parse_keys, read_bearer
+from topics_service.api.access.verifiers import Verifier
 from topics_service.api.cursor import read_cursor, write_cursor
 from topics_service.api.jsontext import check_meta, normalize_json
 from topics_service.engine.errors import TopicsError
@@ -40,6 +42,22 @@ _WATCHED: Final = (
     b'{"topics":{"a":{"from_seq":3,"partition":2},"b":{"tail":true}},"cursor":"eyJhIjo1fQ","heartbeat_ms":5,"limit":3,'
     b'"node":"n","filter":"t","consistency":"eventual"}'
 )
+
+
+_VERIFIER: Final = Verifier(
+    "",
+    *(
+        f"{name}$16384:c2FsdHNhbHRzYWx0c2FsdA==${key}:{key}"
+        for name, key in ((scram.SHA_256, "A" * 43 + "="), (scram.SHA_512, "A" * 86 + "=="))
+    ),
+)  # no password has it
+
+
+def _scram(data: bytes) -> Any:
+    first, _, final = data[1:].partition(b"\n")
+    mechanism = (scram.SHA_256, scram.SHA_512)[data[0] % 2 if data else 0]
+    exchange = scram.Exchange(mechanism, _VERIFIER, scram.user_of(first), b"key", nonce="server")
+    return exchange.first(first), exchange.final(final)
 
 
 def _command(text: bytes) -> Any:
@@ -209,6 +227,20 @@ TARGETS = (
             "topics_service.storage.recordbatch.jsonvalue:is_json",
             "topics_service.storage.recordbatch.jsonvalue:all_json",
             "topics_service.storage.recordbatch.jsonvalue",
+        ),
+    ),
+    Target(
+        name="scram",
+        decode=_scram,
+        errors=(scram.ScramError,),
+        samples=[
+            b"\0n,,n=ada,r=client\nc=biws,r=clientserver,p=" + b"A" * 43 + b"=",
+            b"\1y,a=a=2Cb,n=a=3Db,r=client\nc=eSxhPWE9MkNiLA==,r=clientserver,p=" + b"A" * 86 + b"==",
+        ],
+        covers=(
+            "topics_service.api.access.scram:_base64",
+            "topics_service.api.access.scram:_decoded",
+            "topics_service.api.access.scram:_read",
         ),
     ),
     Target(

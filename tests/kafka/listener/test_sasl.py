@@ -1,4 +1,4 @@
-"""SASL/PLAIN with API keys, with and without TLS."""
+"""SASL: PLAIN with API keys, SCRAM with users, OAUTHBEARER with tokens, with and without TLS."""
 
 import shutil
 import ssl
@@ -14,6 +14,8 @@ from topics_kafka.protocol import ApiKey
 
 from .conftest import KEYS, SECRETS
 from .test_frames import closed
+
+MECHANISMS = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
 
 @pytest.fixture
@@ -62,8 +64,9 @@ def test_acting_for_oneself_is_fine(wire: Wire) -> None:
 
 
 def test_other_mechanisms(wire: Wire) -> None:
-    answer = wire.call(ApiKey.SASL_HANDSHAKE, 1, mechanism="SCRAM-SHA-256")
-    assert (answer["error_code"], answer["mechanisms"]) == (33, ["PLAIN"])
+    for version, mechanism in [(1, "GSSAPI"), (1, "SCRAM-SHA-1"), (1, ""), (0, "SCRAM-SHA-256"), (0, "OAUTHBEARER")]:
+        answer = wire.call(ApiKey.SASL_HANDSHAKE, version, mechanism=mechanism)
+        assert (answer["error_code"], answer["mechanisms"]) == (33, MECHANISMS)
     assert token(wire, f"\0u\0{SECRETS['full']}".encode()) == 0
 
 

@@ -101,6 +101,7 @@ def test_what_speaks_against_a_topic(wire: Wire, name: str) -> None:
         (topic("x", replicas=1, assignments=[(0, [1])]), 42),
         (topic(""), 17),
         (topic("."), 17),
+        (topic(".."), 17),
         (topic("y" * 250), 17),
         (topic("x", cleanup_policy="compact"), 40),
         (topic("x", cleanup_policy="compact,delete"), 40),

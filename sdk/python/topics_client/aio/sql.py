@@ -12,7 +12,7 @@ from topics_proto.v1 import sql_service_pb2 as pb
 
 if TYPE_CHECKING:
     from topics_client.models import Of
-    from topics_client.sqlresults import Messages, SqlResult
+    from topics_client.sqlresults import MessageClaim, Messages, SqlResult
 
 
 class AsyncSql(AsyncBase):
@@ -90,18 +90,42 @@ class AsyncSql(AsyncBase):
         limit: int = 100,
         partition: int = 0,
         wait: float = 0,
+        claim_seconds: int | None = None,
     ) -> Messages:
         """Read messages of a topic, or an alias, from where a group stands; wait up to `wait` seconds for a first one.
 
         `start` counts while the group has acknowledged nothing, except for an offset, which always counts and is how
         messages are read again. Acknowledges nothing: see `acknowledge`.
+
+        With `claim_seconds` each call gives other messages: for so long no other claim of the group holds them, and
+        `claim` of the result is what to acknowledge. Messages that are not acknowledged by then come again.
         """
-        request = sql_consume_request(topic, group, start, limit, partition, wait)
+        request = sql_consume_request(topic, group, start, limit, partition, wait, claim_seconds)
         timeout = self.connection.timeout + wait
         return messages_of(await self.connection.unary(self.connection.sql.Consume, request, timeout=timeout))
 
-    async def acknowledge(self, topic: str, upto_offset: int, *, group: str, partition: int = 0) -> int:
+    async def acknowledge(
+        self,
+        topic: str,
+        upto_offset: int | None = None,
+        *,
+        group: str,
+        partition: int = 0,
+        claim: MessageClaim | str | None = None,
+    ) -> int:
         """Acknowledge all messages up to an offset for a group. Returns the offset that is acknowledged now, which is
-        higher if the group was ahead already."""
-        request = pb.SqlServiceAckRequest(topic=topic, group_id=group, partition_id=partition, upto_offset=upto_offset)
-        return (await self.connection.unary(self.connection.sql.Ack, request)).acknowledged_offset
+        higher if the group was ahead already.
+
+        With `claim`, or its id, it is the range of that, up to the offset if there is one; the offset that is returned
+        follows the lowest message that is not acknowledged, and is -1 while that is the first one. Raises TopicsError
+        with the code `claim_expired` if another worker has the messages now.
+        """
+        request = pb.SqlServiceAckRequest(
+            topic=topic,
+            group_id=group,
+            partition_id=partition,
+            upto_offset=upto_offset,
+            claim_id=claim if claim is None or isinstance(claim, str) else claim.claim_id,
+        )
+        reply = await self.connection.unary(self.connection.sql.Ack, request)
+        return -1 if reply.none_yet else reply.acknowledged_offset

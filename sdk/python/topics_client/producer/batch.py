@@ -13,16 +13,14 @@ RECORD_OVERHEAD: Final = 100  # bytes of memory of a record beside its parts
 _MAX_BYTES: Final = 32 << 20  # half of the server's limit
 
 TopicPartition = tuple[str, int]  # topic and partition
-_TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-][A-Za-z0-9._:-]{0,254}")
 
 
 def check_topic_partition(topic_partition: TopicPartition) -> None:
     """Check a topic's name and a partition's number. Raises InvalidRequestError."""
     topic, partition = topic_partition
     if not isinstance(topic, str) or not _TOPIC.fullmatch(topic):
-        raise InvalidRequestError(
-            "invalid_request", f"{topic!r} is no topic's name: 1 to 255 of A-Z a-z 0-9 . _ : - that begin with no sign"
-        )
+        raise InvalidRequestError("invalid_request", f"{topic!r} is no topic's name: 1 to 255 of A-Z a-z 0-9 . _ : -")
     if not isinstance(partition, int) or not 0 <= partition < 1 << 32:
         raise InvalidRequestError("invalid_request", f"a partition is a number from 0 on, not {partition!r}")
 

@@ -95,6 +95,10 @@ class KeyRing:
     def __repr__(self) -> str:
         return f"<KeyRing of {len(self)}>"
 
+    def owners(self) -> list[Principal]:
+        """The owners of the keys."""
+        return [principal for _, principal in self._principals]
+
     def find(self, token: bytes) -> Principal | None:
         """Find the owner of the key `token`, in time independent of how closely it resembles a known key."""
         digest = sha256(token).digest()

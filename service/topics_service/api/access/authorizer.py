@@ -154,6 +154,15 @@ class Authorizer:
             return UNRESTRICTED
         return self._find_bearer(password) or self.passwords.find(user, password)
 
+    def find_bearer(self, token: bytes) -> Principal | None:
+        """Find the caller of an API key or a token, None if it is wrong."""
+        return UNRESTRICTED if self._current.open else self._find_bearer(token)
+
+    def known(self) -> list[Principal]:
+        """The owners of the keys, and the users; callers with tokens are not known before they come."""
+        keys = self._current.keys
+        return [*(() if keys is None else keys.owners()), *self.users.principals()]
+
     @property
     def open(self) -> bool:
         """True if authentication is disabled."""
@@ -241,6 +250,14 @@ class Authorizer:
             return _NO_SLOT
         usage = self.quotas.for_key(principal.key_id) if rule_of(rpc).slot else None
         return _Slot(self, principal, usage, None if self._cancels else self._running.call(principal))
+
+    def admits(self, rpc: str, principal: Principal) -> bool:
+        """Return whether `slot` could be entered: for a call that ends in the same turn of the event loop."""
+        key_id = principal.key_id
+        if not key_id:
+            return True
+        has_slot = not rule_of(rpc).slot or self.quotas.for_key(key_id).has_slot()
+        return has_slot and (self._cancels or self.is_valid(principal))
 
     def while_valid(self, principal: Principal) -> AbstractContextManager[RevocableCall | None]:
         """Return a context manager like `slot`, for a call that already holds its slot.

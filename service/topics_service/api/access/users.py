@@ -59,6 +59,10 @@ class Users:
         """All users, by name."""
         return [row for _, (row, _) in sorted(self._known.items())]
 
+    def principals(self) -> list[Principal]:
+        """The callers that the users are, by name."""
+        return [principal for _, (_, principal) in sorted(self._known.items())]
+
     def is_read_only(self, name: str) -> bool:
         """True if the user is one of the settings, which no statement can change or drop."""
         return name in self._settings

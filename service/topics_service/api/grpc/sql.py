@@ -5,7 +5,17 @@ from typing import Any, Final
 
 from topics_proto.v1 import group_pb2, record_pb2, sql_pb2
 from topics_proto.v1 import sql_service_pb2 as pb
-from topics_service.api.sql.requests import AckRequest, ConsumeReply, ConsumeRequest, Gap, Message, SqlReply, SqlRequest
+from topics_service.api.sql.claims import DEFAULT_VISIBILITY
+from topics_service.api.sql.requests import (
+    AckRequest,
+    ConsumeReply,
+    ConsumeRequest,
+    Gap,
+    GrantedClaim,
+    Message,
+    SqlReply,
+    SqlRequest,
+)
 from topics_service.api.sql.requests import SqlResult as Result
 from topics_service.engine.errors import invalid
 from topics_service.engine.tables.model import DEFAULT_NAMESPACE
@@ -65,6 +75,7 @@ def consume_request(request: pb.SqlServiceConsumeRequest) -> ConsumeRequest:
         limit=request.limit if request.HasField("limit") else 100,
         partition=request.partition_id,
         timeout_seconds=request.timeout_seconds if request.HasField("timeout_seconds") else None,
+        visibility_seconds=_visibility(request.claim) if request.HasField("claim") else None,
     )
 
 
@@ -75,16 +86,24 @@ def consume_response(reply: ConsumeReply) -> pb.SqlServiceConsumeResponse:
         next_offset=reply.next_offset,
         has_more=reply.has_more,
         gap=None if reply.gap is None else _gap(reply.gap),
+        claim=None if reply.claim is None else _claim(reply.claim),
     )
 
 
 def ack_request(request: pb.SqlServiceAckRequest) -> AckRequest:
-    """An acknowledgement. Raises `invalid_request` without an offset."""
-    if not request.HasField("upto_offset"):
-        raise invalid("upto_offset is missing")
+    """An acknowledgement."""
     return AckRequest(
-        topic=request.topic, group=request.group_id, partition=request.partition_id, upto_offset=request.upto_offset
+        topic=request.topic,
+        group=request.group_id,
+        partition=request.partition_id,
+        upto_offset=request.upto_offset if request.HasField("upto_offset") else None,
+        claim_id=request.claim_id if request.HasField("claim_id") else None,
     )
+
+
+def ack_response(acknowledged: int) -> pb.SqlServiceAckResponse:
+    """The outcome of an acknowledgement."""
+    return pb.SqlServiceAckResponse(success=True, acknowledged_offset=max(acknowledged, 0), none_yet=acknowledged < 0)
 
 
 def _values(given: Sequence[sql_pb2.SqlValue]) -> list[Any]:
@@ -144,6 +163,19 @@ def _message(message: Message) -> sql_pb2.TopicMessage:
         payload_mode=_MODES[message.payload_mode],
         payload=message.payload,
         key=message.key,
+    )
+
+
+def _visibility(options: sql_pb2.ClaimOptions) -> int:
+    return options.visibility_seconds if options.HasField("visibility_seconds") else DEFAULT_VISIBILITY
+
+
+def _claim(claim: GrantedClaim) -> sql_pb2.Claim:
+    return sql_pb2.Claim(
+        claim_id=claim.claim_id,
+        from_offset=claim.from_offset,
+        to_offset=claim.to_offset,
+        visibility_seconds=claim.visibility_seconds,
     )
 
 

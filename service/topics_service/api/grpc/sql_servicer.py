@@ -32,4 +32,4 @@ class SqlServicer(sql_service_pb2_grpc.SqlServiceServicer):
 
     async def Ack(self, request: pb.SqlServiceAckRequest, context: Context) -> pb.SqlServiceAckResponse:
         acknowledged = await self._api.consumers.ack(sql.ack_request(request), principal=caller())
-        return pb.SqlServiceAckResponse(success=True, acknowledged_offset=acknowledged)
+        return sql.ack_response(acknowledged)

@@ -114,6 +114,12 @@ def postgres(statistics: PostgresStatistics) -> Iterator[Metric]:
     yield counter("postgres_received_bytes", "Bytes of messages from PostgreSQL clients.", statistics.bytes_in)
     yield counter("postgres_sent_bytes", "Bytes of messages to PostgreSQL clients.", statistics.bytes_out)
     yield counter("postgres_canceled", "Statements that cancel requests named.", statistics.canceled)
+    meaning = "Cancel requests that were passed on to another process or node."
+    yield counter("postgres_cancels_passed_on", meaning, statistics.passed_on)
+    lost = [((what,), count) for what, count in statistics.lost.items()]
+    yield counter(
+        "postgres_lost", "Transactions, results and outcomes lost with the owner of SQL's shard.", lost, ("what",)
+    )
 
 
 def sql(statistics: SqlStatistics) -> Iterator[Metric]:
@@ -125,6 +131,12 @@ def sql(statistics: SqlStatistics) -> Iterator[Metric]:
     yield counter("sql_rows_read", "Rows in results of SELECT.", statistics.rows_read)
     yield counter("sql_rows_changed", "Rows that were inserted, updated or deleted.", statistics.rows_changed)
     yield counter("sql_analysis_seconds", "Time that analytical queries took.", statistics.analysis_seconds)
+    meaning = "Sessions of connections elsewhere with a transaction or a result under way here."
+    yield gauge("sql_sessions", meaning, statistics.sessions)
+    yield counter("consumer_claims", "Claims that consumers were given.", statistics.claims)
+    yield gauge("consumer_open_claims", "Claims that consumers hold.", statistics.open_claims)
+    expired = "Claims that were not acknowledged in time, whose messages are handed out again."
+    yield counter("consumer_expired_claims", expired, statistics.expired_claims)
 
 
 def requests(

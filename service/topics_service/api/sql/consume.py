@@ -2,44 +2,30 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import repeat
-from typing import Final, Protocol
+from typing import Final
+
+from msgspec.structs import replace
 
 from topics_service.api.access.auth import Principal
 from topics_service.api.access.roles import Capability, require
 from topics_service.api.observers import NO_OBSERVERS, Facts, Observers
 from topics_service.api.positions import PositionsApi
+from topics_service.api.sql.claims import MAX_VISIBILITY, Claims, NotifyOnDrain, Positions
 from topics_service.api.sql.requests import AckRequest, ConsumeReply, ConsumeRequest, Gap, Message
 from topics_service.engine import names
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, invalid, topic_not_found
 from topics_service.engine.model import DiffReply, DiffRequest, Slice
-from topics_service.engine.offsets.positions import HeldPosition, Place
+from topics_service.engine.offsets.positions import Place
 from topics_service.engine.tables.errors import sql_error
 from topics_service.engine.tables.messages import NO_ENVELOPE, envelope_of
 from topics_service.engine.topic import Topic
+from topics_service.statistics import SqlStatistics
 
 DEFAULT_LIMIT: Final = 100
 _TOMBSTONE: Final = b"null"
 _MAX_OFFSET: Final = (1 << 63) - 1
-
-
-class Positions(Protocol):
-    """The positions of groups, which may be in another shard than the topics; see PositionsApi."""
-
-    async def position(self, name: str, topic: str, partition: int) -> HeldPosition | None:
-        """The group's position in a partition, if it has one; the group counts as in use."""
-        ...
-
-    async def pin(self, name: str, place: Place, head: int) -> int | None:
-        """Set the position of a group that has none to the head; returns where it is then, None for a topic that is not
-        there (any more)."""
-        ...
-
-    async def advance(self, name: str, place: Place, from_seq: int) -> int | None:
-        """Move a position forward, never back; returns where it is then, None for a topic that is not there."""
-        ...
 
 
 class ConsumeApi:
@@ -55,8 +41,9 @@ class ConsumeApi:
         settle: Callable[[int], Awaitable[None]],
         forwarded: Callable[[str], Awaitable[None]],
         expiry_durable: Callable[[str], Awaitable[None]],
-        notify_on_drain: Callable[[asyncio.Event], AbstractContextManager[None]],
+        notify_on_drain: NotifyOnDrain,
         observers: Observers = NO_OBSERVERS,
+        statistics: SqlStatistics | None = None,
     ) -> None:
         """`admit` gives the engine or refuses every call, `settle` waits until a ticket is durable; the other three are
         those of TopicsApi and RoutersApi."""
@@ -70,6 +57,7 @@ class ConsumeApi:
         self._expiry_durable = expiry_durable
         self._notify_on_drain = notify_on_drain
         self._observers = observers
+        self.claims = Claims(admit, lambda: self.positions, _read, notify_on_drain, statistics or SqlStatistics())
 
     async def consume(self, request: ConsumeRequest, *, principal: Principal) -> ConsumeReply:
         """Read a page from where the group stands, or from an explicit offset; waits for a first message.
@@ -77,17 +65,10 @@ class ConsumeApi:
         Moves no position, but for that of a group without one that reads from the latest: it is noted, durably, before
         the wait. Cancelling the call ends the wait.
         """
-        engine = self._admit()
-        topic = _topic(engine, request.topic, request.group, principal)
-        if request.limit < 1:
-            raise invalid("limit must be at least 1", {"limit": request.limit})
-        if isinstance(request.start, int) and not 0 <= request.start <= _MAX_OFFSET:
-            raise invalid("the offset must be from 0 to 2^63-1", {"offset": request.start})
-        seconds = self.default_timeout if request.timeout_seconds is None else request.timeout_seconds
-        if not seconds >= 0:
-            raise invalid("timeout_seconds must not be negative", {"timeout_seconds": request.timeout_seconds})
-        _check_partition(topic, request.partition)
-        deadline = asyncio.get_running_loop().time() + min(seconds, self.max_timeout)
+        if request.visibility_seconds is not None:
+            return await self.claim(request, principal=principal)
+        engine, topic, seconds = self._checked(request, principal)
+        deadline = asyncio.get_running_loop().time() + seconds
         await self._forwarded(topic.name)
         from_seq = await self._start(engine, topic, request)
         woken = asyncio.Event()
@@ -108,8 +89,38 @@ class ConsumeApi:
         finally:
             parked.leave()
 
+    async def claim(self, request: ConsumeRequest, *, principal: Principal) -> ConsumeReply:
+        """Read a page that nobody else of the group holds, and hold it until it is acknowledged, at most for
+        `visibility_seconds`; waits for a first message behind those who wait already. See `Claims`.
+
+        Cancelling the call gives the page back. Raises `throttled` where the group has too many open claims.
+        """
+        _, topic, seconds = self._checked(request, principal)
+        if isinstance(request.start, int):
+            raise invalid("claims go on where the group stands: an offset reads without a claim", {"field": "start"})
+        if request.group is None:
+            raise invalid("a claim is that of a group", {"field": "group_id"})
+        visibility = request.visibility_seconds
+        if visibility is None or not visibility > 0:
+            raise invalid("visibility_seconds must be at least 1", {"visibility_seconds": visibility})
+        await self._forwarded(topic.name)
+        request = replace(request, visibility_seconds=min(visibility, MAX_VISIBILITY))
+        reply = await self.claims.take(topic, request, seconds)
+        await self._expiry_durable(topic.name)
+        return reply
+
+    async def ack_claim(self, request: AckRequest, *, principal: Principal) -> int:
+        """Acknowledge the range of a claim, or its beginning up to an offset; returns as `ack`.
+
+        Raises `claim_expired` if the claim has ended and another worker holds some of its messages.
+        """
+        return await self.ack(request, principal=principal)
+
     async def ack(self, request: AckRequest, *, principal: Principal) -> int:
         """Acknowledge all messages up to an offset; returns the offset that is acknowledged now, which may be higher.
+
+        Where workers of the group hold claims it is the range that the offset lies in, and the position follows the
+        lowest offset that is not acknowledged; -1 as long as there is no lower one.
 
         As durable as the topic before it is answered. Raises `invalid_request` beyond the last offset written.
         """
@@ -119,22 +130,45 @@ class ConsumeApi:
             "partition": request.partition,
             "upto_offset": request.upto_offset,
         }
+        if request.claim_id is not None:
+            facts["claim_id"] = request.claim_id
         with self._observers("topic.ack", facts, principal):
             engine = self._admit()
             topic = _topic(engine, request.topic, request.group, principal)
             _check_partition(topic, request.partition)
             last, upto = topic.partition(request.partition).view.head - 1, request.upto_offset
-            if not 0 <= upto <= last:
+            if upto is None and request.claim_id is None:
+                raise invalid("upto_offset is missing")
+            if upto is not None and not 0 <= upto <= last:
                 written = "no message is written yet" if last < 0 else f"the last one written is {last}"
                 detail = {"topic": topic.name, "partition": request.partition, "upto_offset": upto, "last_offset": last}
                 raise invalid(f"upto_offset is not the offset of a message: {written}", detail)
-            place = Place(topic.name, topic.topic_id, request.partition)
-            position = await self.positions.advance(request.group, place, upto + 1)
-            if position is None:
-                raise topic_not_found(request.topic)
-            acknowledged = min(position, topic.partition(request.partition).view.head) - 1
+            acknowledged = None
+            if len(self.claims) or upto is None or request.claim_id is not None:
+                acknowledged = await self.claims.ack(topic, request)
+            if acknowledged is None:
+                assert upto is not None
+                place = Place(topic.name, topic.topic_id, request.partition)
+                position = await self.positions.advance(request.group, place, upto + 1)
+                if position is None:
+                    raise topic_not_found(request.topic)
+                acknowledged = min(position, topic.partition(request.partition).view.head) - 1
             facts["acknowledged_offset"] = acknowledged
         return acknowledged
+
+    def _checked(self, request: ConsumeRequest, principal: Principal) -> tuple[Engine, Topic, float]:
+        """The topic of a read that is allowed and well-formed, and the seconds that it may wait."""
+        engine = self._admit()
+        topic = _topic(engine, request.topic, request.group, principal)
+        if request.limit < 1:
+            raise invalid("limit must be at least 1", {"limit": request.limit})
+        if isinstance(request.start, int) and not 0 <= request.start <= _MAX_OFFSET:
+            raise invalid("the offset must be from 0 to 2^63-1", {"offset": request.start})
+        seconds = self.default_timeout if request.timeout_seconds is None else request.timeout_seconds
+        if not seconds >= 0:
+            raise invalid("timeout_seconds must not be negative", {"timeout_seconds": request.timeout_seconds})
+        _check_partition(topic, request.partition)
+        return engine, topic, min(seconds, self.max_timeout)
 
     async def _start(self, engine: Engine, topic: Topic, request: ConsumeRequest) -> int:
         """The seq behind which to read, which is the offset to begin with."""

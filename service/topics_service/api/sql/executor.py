@@ -16,7 +16,8 @@ from topics_service.api.placements import Placements
 from topics_service.api.scheduling.pressure import Pressure
 from topics_service.api.sql import rights
 from topics_service.api.sql.analysis.api import Analyses
-from topics_service.api.sql.analysis.duck import StoppedError
+from topics_service.api.sql.analysis.duck import Rows, StoppedError
+from topics_service.api.sql.analysis.staged import StagedRows
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.joining import JoinedInserts
 from topics_service.api.sql.outcomes import (
@@ -43,6 +44,7 @@ from topics_service.engine.errors import Reason, TopicsError, invalid
 from topics_service.engine.tables import plans
 from topics_service.engine.tables.errors import sql_error
 from topics_service.engine.tables.model import DEFAULT_NAMESPACE
+from topics_service.engine.tables.optimistic import OptimisticTransaction
 from topics_service.engine.tables.outcomes import Outcome
 from topics_service.engine.tables.tables import STALE, Tables
 from topics_service.engine.tables.transaction import TableTransaction
@@ -104,6 +106,8 @@ class SqlApi:
         self.settle_expiry: Callable[[str], Awaitable[None]] = _nothing_expires
         """Waits until what has expired in a topic, which a query may have found, is as durable as its class."""
         self.writing = asyncio.Lock()
+        self.computing = asyncio.Lock()
+        """Held by a change with a query while others write, so that one at a time holds rows."""
         self.joined = JoinedInserts(lambda: self.tables, pressure.check, self.writing)
 
     async def execute(self, request: SqlRequest, *, principal: Principal) -> SqlReply:
@@ -250,7 +254,12 @@ class Run:
     async def _select(self, action: plans.Query, parameters: Sequence[Value]) -> SqlResult:
         system = self._api.system.seen_by(self._principal)
         if isinstance(action, plans.Analysis):
-            outcome = await self._analyze(action, parameters, system)
+            transaction = self._transaction
+            try:
+                outcome = await self._analyze(action, parameters, system, transaction)
+            finally:
+                if transaction is not None:
+                    transaction.unpin()
         elif self._transaction is not None and isinstance(action.source, plans.TableSource):
             outcome = await self._finish(self._transaction.run(action, parameters))
         else:
@@ -262,14 +271,21 @@ class Run:
             columns=outputs_of(action.outputs), rows=outcome.rows, row_count=outcome.row_count, gaps=outcome.gaps
         )
 
-    async def _analyze(self, action: plans.Analysis, parameters: Sequence[Value], system: SystemRows) -> Outcome:
-        if self._transaction is not None:
-            message = f"a query with {action.why} can't be in a transaction"
-            raise sql_error(Reason.UNSUPPORTED_SQL, message)
+    async def _analyze(
+        self,
+        action: plans.Analysis,
+        parameters: Sequence[Value],
+        system: SystemRows,
+        transaction: TableTransaction | None,
+        result: Rows | None = None,
+    ) -> Outcome:
+        """Run an analytical query. A transaction is left pinned to its moment."""
         api = self._api
         started = time.perf_counter()
         try:
-            return await api.analyses.run(action, parameters, api.tables, system, self._deadline, self._finish)
+            return await api.analyses.run(
+                action, parameters, api.tables, system, self._deadline, self._finish, transaction, result
+            )
         except StoppedError:
             raise self._timed_out() from None
         finally:
@@ -281,19 +297,23 @@ class Run:
         api = self._api
         if self._transaction is not None:
             plan = self._plan(newest=True)
-            return self._changed(plan.action, await self._finish(self._changes(self._transaction, plan)))
-        if isinstance(plan.action, plans.Insert) and self._request.param_rows is None:
+            return self._changed(plan.action, await self._changes(self._transaction, plan))
+        if isinstance(plan.action, _CHANGES) and plan.action.query is not None:
+            changed = await self._beside(plan)
+            if changed is not None:
+                return changed
+        elif isinstance(plan.action, plans.Insert) and self._request.param_rows is None:
             joined = await self._joined(plan)
             if joined is not None:
                 return joined
         await api.pressure.flushed(self._request.size)
-        await self._lock()
+        await self._lock(api.writing)
         try:
             api.pressure.check()
             plan = self._plan(newest=True)  # the catalog may be another one after a wait
             transaction = api.tables.begin()
             try:
-                outcome = await self._finish(self._changes(transaction, plan))
+                outcome = await self._changes(transaction, plan)
                 ticket = transaction.commit()
             except BaseException:
                 transaction.rollback()
@@ -305,6 +325,44 @@ class Run:
         await api.settle(ticket)
         return self._changed(plan.action, outcome)
 
+    async def _beside(self, plan: plans.Plan) -> SqlResult | None:
+        """Run a change with a query while others write, as long as that takes; None if these have changed what it read.
+
+        With the order of writes it succeeds then.
+        """
+        api = self._api
+        await self._lock(api.computing)
+        try:
+            await api.pressure.flushed(self._request.size)
+            api.pressure.check()
+            plan = self._plan(newest=True)
+            transaction = api.tables.begin_optimistic()
+            try:
+                outcome = await self._changes(transaction, plan)
+                ticket = await self._committed(transaction)
+            except TopicsError as error:
+                if (error.detail or {}).get("sqlstate") != STALE:
+                    raise
+                return None
+            finally:
+                transaction.rollback()
+        finally:
+            api.computing.release()
+        await api.settle(ticket)
+        return self._changed(plan.action, outcome)
+
+    async def _committed(self, transaction: OptimisticTransaction) -> int:
+        """Write a transaction that had no order of writes so far; return its ticket. Raises 40001."""
+        if not transaction.has_changes:
+            return transaction.commit()
+        await self._lock(self._api.writing)
+        try:
+            self._api.pressure.check()
+            await self._finish(transaction.validate())
+            return transaction.commit()
+        finally:
+            self._api.writing.release()
+
     async def _joined(self, plan: plans.Plan) -> SqlResult | None:
         """Write a row together with those of other requests; None if it must be written alone."""
         answer = self._api.joined.join(cast("plans.Insert", plan.action), self._parameters(plan))
@@ -314,27 +372,44 @@ class Run:
         await self._api.settle(written.ticket)
         return self._changed(plan.action, Outcome(written.returned, 1))
 
-    def _changes(self, transaction: TableTransaction, plan: plans.Plan) -> "Steps[Outcome]":
-        """The work of a statement, for each of its rows of parameters."""
+    async def _changes(self, transaction: TableTransaction, plan: plans.Plan) -> Outcome:
+        """Run a change, for each of its rows of parameters, or of its query."""
         rows, action = self._request.param_rows, cast("plans.Change", plan.action)
+        if action.query is not None:
+            return await self._computed(transaction, action, action.query, plan)
         if rows is None:
-            return transaction.run(action, self._parameters(plan))
-        return transaction.run_many(action, many_rows(rows, plan.parameters))
+            return await self._finish(transaction.run(action, self._parameters(plan)))
+        return await self._finish(transaction.run_many(action, many_rows(rows, plan.parameters)))
+
+    async def _computed(
+        self, transaction: TableTransaction, action: plans.Change, query: plans.Analysis, plan: plans.Plan
+    ) -> Outcome:
+        """Run the query of a change, and the change for each row of it, on the tables of one moment."""
+        if self._request.param_rows is not None:
+            message = f"param_rows can't be used with a statement that is run in DuckDB, for {query.why}"
+            raise sql_error(Reason.UNSUPPORTED_SQL, message)
+        parameters = self._parameters(plan)
+        staged = StagedRows(parameters)
+        try:
+            await self._analyze(query, parameters, self._api.system.seen_by(self._principal), transaction, staged)
+            transaction.depend(query.read)
+            return await self._finish(transaction.run_many(action, staged.rows))
+        finally:
+            transaction.unpin()
 
     def _changed(self, action: Any, outcome: "Outcome") -> SqlResult:
         self._api.statistics.rows_changed += outcome.row_count
         columns: tuple[ResultColumn, ...] = outputs_of(action.returning) if action.returning else ()
         return SqlResult(columns=columns, rows=outcome.rows, row_count=outcome.row_count)
 
-    async def _lock(self) -> None:
+    async def _lock(self, lock: asyncio.Lock) -> None:
         """Wait for the turn to write, at most until the statement's deadline."""
-        writing = self._api.writing
-        if not writing.locked():
-            await writing.acquire()  # at once
+        if not lock.locked():
+            await lock.acquire()  # at once
             return
         try:
             async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
-                await writing.acquire()
+                await lock.acquire()
         except TimeoutError:
             raise self._timed_out() from None
 
@@ -364,7 +439,7 @@ class Run:
         if self._transaction is not None:
             raise sql_error(Reason.TRANSACTION_ERROR, "a transaction is open already", sqlstate=_IN_TRANSACTION)
         await self._api.pressure.flushed(self._request.size)
-        await self._lock()
+        await self._lock(self._api.writing)
         try:
             self._api.pressure.check()
             self._transaction = self._api.tables.begin()
@@ -455,7 +530,7 @@ class Run:
         api = self._api
         with api.observers("sql.define", self._facts(action), self._principal):
             async with placing(api.placements, action):
-                await self._lock()
+                await self._lock(api.writing)
                 known = {} if api.parts is None else api.parts.pending()
                 try:
                     action = cast("plans.Definition", self._plan(newest=True).action)

@@ -38,7 +38,7 @@ class JoinedInserts:
 
     def join(self, action: plans.Insert, parameters: Sequence[Value]) -> "asyncio.Future[Written | None] | None":
         """Write a row with others. None, returned or as the answer, means that it must be written alone."""
-        if len(action.rows) != 1 or action.conflict is not None or action.select is not None:
+        if len(action.rows) != 1 or any((action.conflict, action.select, action.query)):
             return None
         linger = action.table.number in self._slow  # who waits for an fsync anyway should share it
         return self._batcher.join(id(action), _Row(action, parameters), linger=linger)

@@ -80,8 +80,8 @@ def consumed(messages: Sequence[Message]) -> SqlResult:
 
 
 def acknowledged(offset: int) -> SqlResult:
-    """The offset that a group has acknowledged, as a row."""
-    return SqlResult(columns=ACKNOWLEDGED, rows=[(offset,)], row_count=1, message="ACK")
+    """The offset that a group has acknowledged, as a row; -1 for none is NULL."""
+    return SqlResult(columns=ACKNOWLEDGED, rows=[(None if offset < 0 else offset,)], row_count=1, message="ACK")
 
 
 def _text(payload: bytes | None) -> str | None:

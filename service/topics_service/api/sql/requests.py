@@ -60,6 +60,8 @@ class ConsumeRequest(Struct, kw_only=True):
     """Read messages of a partition for a group; `group` None: without one, as CONSUME may. `start` is as in D5.
 
     `timeout_seconds` None: the default of the settings; 0 does not wait. The topic may be given by its alias.
+
+    With `visibility_seconds` the messages are claimed: for so long nobody else who claims gets them.
     """
 
     topic: str
@@ -68,6 +70,7 @@ class ConsumeRequest(Struct, kw_only=True):
     limit: int = 100
     partition: int = 0
     timeout_seconds: float | None = None
+    visibility_seconds: int | None = None
 
 
 class Message(Struct, frozen=True, kw_only=True):
@@ -93,19 +96,33 @@ class Gap(Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class GrantedClaim(Struct, frozen=True, kw_only=True):
+    """A range of offsets, both included, that a worker holds until it acknowledges them or the time is over."""
+
+    claim_id: str
+    from_offset: int
+    to_offset: int
+    visibility_seconds: int
+
+
 class ConsumeReply(Struct, kw_only=True):
-    """Messages in order; `next_offset` is the offset to continue from; `has_more` if a message follows already."""
+    """Messages in order; `next_offset` is the offset to continue from; `has_more` if a message follows already.
+
+    `claim` is of the request that asked for one, unless there was nothing to claim.
+    """
 
     messages: list[Message]
     next_offset: int
     has_more: bool
     gap: Gap | None = None
+    claim: GrantedClaim | None = None
 
 
 class AckRequest(Struct, kw_only=True):
-    """Acknowledge everything up to an offset."""
+    """Acknowledge everything up to an offset; with `claim_id` the range of a claim up to there (None: to its end)."""
 
     topic: str
     group: str
-    upto_offset: int
+    upto_offset: int | None
     partition: int = 0
+    claim_id: str | None = None

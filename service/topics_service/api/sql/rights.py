@@ -31,21 +31,21 @@ def _needs(action: plans.Action, table_of: Callable[[int], Table | None]) -> Ite
     match action:
         case plans.Select():
             yield from _reads(action)
-        case plans.Analysis(tables=tables, system=system, topics=topics):
-            yield Capability.SELECT, tuple(table.table_id for table in tables)
-            yield from map(_of_system, system)
-            if topics:
-                yield Capability.CONSUME, tuple(source.topic for source in topics)
+        case plans.Analysis():
+            yield from _computes(action)
         case plans.Insert(table=table, conflict=conflict, select=select):
             yield Capability.INSERT, (table.table_id,)
             if conflict is not None and conflict.assignments is not None:
                 yield Capability.UPDATE, (table.table_id,)
             if select is not None:
                 yield from _reads(select)
+            yield from _computes(action.query)
         case plans.Update(table=table):
             yield Capability.UPDATE, (table.table_id,)
+            yield from _computes(action.query)
         case plans.Delete(table=table):
             yield Capability.DELETE, (table.table_id,)
+            yield from _computes(action.query)
         case plans.Consume() | plans.Ack():
             yield Capability.CONSUME, (action.topic,) if action.group is None else (action.topic, action.group)
         case plans.CreateUser() | plans.AlterUser() | plans.DropUser():
@@ -59,6 +59,14 @@ def _needs(action: plans.Action, table_of: Callable[[int], Table | None]) -> Ite
             )
         case _ if (definition := _DEFINITIONS.get(type(action))) is not None:
             yield definition, tuple(_defined(action, table_of))
+
+
+def _computes(query: plans.Analysis | None) -> Iterator[Need]:
+    if query is not None:
+        yield Capability.SELECT, tuple(table.table_id for table in query.tables)
+        yield from map(_of_system, query.system)
+        if query.topics:
+            yield Capability.CONSUME, tuple(source.topic for source in query.topics)
 
 
 def _reads(select: plans.Select) -> Iterator[Need]:

@@ -8,11 +8,12 @@ import asyncio
 import time
 from collections.abc import Generator, Sequence
 from enum import Enum
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
 from topics_service.api.access.auth import Principal
+from topics_service.api.sql import pointread
 from topics_service.api.sql.executor import Run, SqlApi
 from topics_service.api.sql.outcomes import (
     ACKNOWLEDGED,
@@ -25,6 +26,7 @@ from topics_service.api.sql.outcomes import (
     topics_of,
 )
 from topics_service.api.sql.plancache import MAX_TEXT
+from topics_service.api.sql.pointread import PointRead
 from topics_service.api.sql.requests import ResultColumn, SqlRequest, SqlResult
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables import plans
@@ -65,6 +67,22 @@ class Described(Struct, frozen=True):
     """Those of the caller's types that the statement needs, for `execute`."""
 
 
+class Rest(Protocol):
+    """Rows of a result that are still to come."""
+
+    async def next(self) -> Sequence[Sequence[Value]]:
+        """The next page; an empty one is the end."""
+        ...
+
+    def notice(self) -> str:
+        """What the pages since the last call have found that a caller should know; empty for nothing."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the rows. Idempotent."""
+        ...
+
+
 class Pages:
     """The rows of a query behind the first page. They are of one moment, which the store keeps until `close`."""
 
@@ -75,7 +93,7 @@ class Pages:
         self._told = len(gaps)
 
     def notice(self) -> str:
-        """What the pages since the last call have found that a caller should know; empty for nothing."""
+        """See Rest."""
         told, self._told = self._told, len(self._gaps)
         return lost(self._gaps[told:])
 
@@ -97,7 +115,7 @@ class Answer(Struct, frozen=True):
     kind: str
     result: SqlResult
     notice: str = ""
-    pages: Pages | None = None
+    pages: Rest | None = None
 
 
 class Transactions:
@@ -130,6 +148,16 @@ class SqlSession:
         self._is_implicit = False
         self._transactions = transactions
         self._counted = 0
+
+    @property
+    def limit_seconds(self) -> float:
+        """The longest time that a statement may take."""
+        return self.api.timeout_seconds
+
+    @property
+    def has_transaction(self) -> bool:
+        """Return whether there is a transaction, of either kind."""
+        return self.transaction is not None
 
     @property
     def status(self) -> Status:
@@ -166,6 +194,16 @@ class SqlSession:
         run = self._run(SqlRequest(sql=sql, params=params, namespace=self.namespace, size=size))
         run.given = given
         return await run.only(in_batch=in_batch, paged=paged)
+
+    def point(self, sql: str, given: tuple[Type | None, ...] = ()) -> PointRead | None:
+        """The quick form of a statement that `execute` has run, if it reads one row by its key; None for any other.
+
+        Raises as `execute`.
+        """
+        run = self._run(SqlRequest(sql=sql))
+        run.given = given
+        plan = run.planned_at_once(sql)
+        return None if plan is None else pointread.made(self, plan)
 
     async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         """Run an INSERT for many rows of parameters, in the open transaction; return the number of rows."""
@@ -240,6 +278,15 @@ class _Statement(Run):
             return plan
         except TopicsError as error:
             raise placed(error) from None
+
+    def planned_at_once(self, sql: str) -> plans.Plan | None:
+        """The plan of a statement as `planned` makes it; None for a text that is too long to be kept."""
+        if self._is_long:
+            return None
+        self._script = self._api.plans.read(sql)
+        plan = self._plan()
+        self._authorize(plan.action)
+        return plan
 
     async def _read_text(self, sql: str) -> None:
         self._api.admit()
@@ -407,17 +454,6 @@ class _Statement(Run):
             transaction.rollback()
             session.over()
         await self._api.settle(ticket)
-
-    async def _committed(self, transaction: OptimisticTransaction) -> int:
-        if not transaction.has_changes:
-            return transaction.commit()
-        await self._lock()
-        try:
-            self._api.pressure.check()
-            await self._finish(transaction.validate())
-            return transaction.commit()
-        finally:
-            self._api.writing.release()
 
     async def _rollback(self, action: plans.Rollback) -> SqlResult:
         session = self._session

@@ -97,6 +97,11 @@ class SystemTables:
                 columns = _json([name for name, _ in view.columns])
                 yield view.namespace, view.name, columns, view.text, view.created_ms * 1000
 
+    def _checks(self, principal: Principal) -> Iterator[Row]:
+        for table in self._allowed(principal):
+            for check in table.checks:
+                yield table.namespace, table.name, check.name, check.text
+
     def _topics(self, principal: Principal) -> Iterator[Row]:
         for topic in self._visible(principal):
             config = topic.config
@@ -185,6 +190,7 @@ _MAKERS: Final[dict[str, Callable[[SystemTables, Principal], Iterator[Row]]]] = 
     "columns": SystemTables._columns,
     "indexes": SystemTables._indexes,
     "views": SystemTables._views,
+    "checks": SystemTables._checks,
     "topics": SystemTables._topics,
     "topic_routes": SystemTables._topic_routes,
     "topic_offsets": SystemTables._topic_offsets,

@@ -265,6 +265,21 @@ class Groups:
         ticket = self._put(group, {(topic, partition): Position(from_seq, ts=self._clock.now_ms())})
         return from_seq, ticket if synced else 0
 
+    def move(self, name: str, place: Place, expected: int | None, from_seq: int) -> tuple[int | None, int]:
+        """Move a position forward if it is still `expected` (None: there is none); returns where it is now, and the
+        ticket to wait for.
+
+        The first call creates the group. The caller has checked that it is not beyond the head.
+        """
+        self._writer.check()
+        names.check_group_name(name)
+        topic, partition = self._found(place)
+        position = self.position(name, topic.name, partition)
+        found = None if position is None else position.from_seq
+        if found == expected and (found is None or found < from_seq):
+            return self.advance(name, place, from_seq)
+        return found, self._writer.written if topic.config.durability == "fsync" else 0
+
     def pin(self, name: str, place: Place, head: int) -> tuple[int, int]:
         """Set the position of a group that has none to the head; returns it, and the ticket to wait for in any class.
 

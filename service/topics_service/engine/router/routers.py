@@ -135,7 +135,8 @@ class Routers:
         if given.source == given.dest:
             raise invalid("source and dest must differ")
         for name in (given.source, given.dest):
-            names.check_topic_name(name)
+            if not names.is_name_of_any(name):
+                names.check_topic_name(name)
         if not request.create_dest and catalog.find(given.dest) is None:
             raise topic_not_found(given.dest)
         for name in (given.source, given.dest):
@@ -164,7 +165,10 @@ class Routers:
             if cycle is not None:
                 raise TopicsError(Reason.ROUTER_CYCLE, f"a cycle: {' -> '.join(cycle)}", {"cycle": cycle})
         made_here = (given.dest,) if is_foreign else (given.source, given.dest)
-        missing = sum(catalog.find(name) is None for name in made_here)
+        made = [name for name in made_here if catalog.find(name) is None]
+        for name in made:
+            names.check_topic_name(name)
+        missing = len(made)
         if missing and not catalog.has_room_for(missing):
             raise TopicsError(
                 Reason.THROTTLED, "the server has reached its limit of topics",

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from topics_service.engine.errors import Reason
 from topics_service.engine.tables.casts import FLOATS, INTEGERS, NUMBERS
 from topics_service.engine.tables.errors import sql_error
-from topics_service.engine.tables.types import BIGINT, BOOLEAN, DECIMAL, DOUBLE, INTEGER, TEXT, Kind, Type
+from topics_service.engine.tables.types import BIGINT, BOOLEAN, DECIMAL, DOUBLE, INTEGER, JSON, TEXT, Kind, Type
 
 Types = Sequence[Type | None]
 
@@ -85,6 +85,9 @@ _LIST: Final = (
     Function("any_value", "any_value(value)", "one of the values that are not NULL", (_ANY,), _same, wanted=(TEXT,)),
     Function("string_agg", "string_agg(text, separator)", "the texts, one after the other",
              (frozenset({Kind.TEXT}),) * 2, _always(TEXT), wanted=(TEXT, TEXT)),
+    Function("json_agg", "json_agg(value)", "the values as a JSON array, NULLs too", (_ANY,), _always(JSON),
+             wanted=(TEXT,)),
+    Function("jsonb_agg", "jsonb_agg(value)", "the same", (_ANY,), _always(JSON), wanted=(TEXT,)),
     _truth("bool_and", "true if all are true"),
     _truth("bool_or", "true if one is true"),
     _truth("every", "the same as bool_and"),

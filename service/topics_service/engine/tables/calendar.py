@@ -84,6 +84,16 @@ def subtract(micros: int, interval: str) -> int:
     return _in_range(_months_later(micros, -months) - rest)
 
 
+def binned(interval: str, micros: int, origin: int) -> int:
+    """The beginning of the interval that a timestamp is in. Raises `invalid_value` for one of months, or none."""
+    months, length = parse_interval(interval)
+    if months:
+        raise invalid_value("date_bin takes no interval of months or years", sqlstate="0A000")
+    if length <= 0:
+        raise invalid_value("date_bin takes an interval above zero", sqlstate="22008")
+    return _in_range(micros - (micros - origin) % length)
+
+
 def _months_later(micros: int, months: int) -> int:
     """The same day and time of another month, or the last day of a month that is shorter."""
     if not months:

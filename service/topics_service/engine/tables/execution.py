@@ -22,7 +22,11 @@ CHANGES_A_SLICE: Final = 256
 READS_A_SLICE: Final = 128
 """Rows that are examined before others have a turn: less than a millisecond."""
 _ROW_BYTES: Final = 200
+_ROWS_KEPT: Final = 1024
+"""Rows that an UPDATE or DELETE keeps as they are read. Of more it keeps the bytes: the collector of garbage looks at
+each list of values again and again, and never at bytes."""
 
+_Stored = tuple[bytes, bytes]
 Steps = Generator[None, None, Outcome]
 Matches = Callable[[Sequence[Value], Sequence[Value] | None, Sequence[Value]], bool]
 Make = Callable[[Sequence[Value]], Row]
@@ -171,10 +175,15 @@ class _Change(ABC):
         for at, parameters in enumerate(rows, 1):
             if not at % READS_A_SLICE:
                 yield
-            for found in (yield from self._found(tx, parameters)):
+            rows_found = yield from self._found(tx, parameters)
+            rows_found.reverse()
+            while rows_found:  # each is let go when it is done: to free a million at once would hold up others
+                found = rows_found.pop()
                 number += 1
                 if not number % CHANGES_A_SLICE:
                     yield
+                if not isinstance(found, Found):
+                    found = Found(*found, self._runtime.read(found[1]))
                 new, old = self._change(tx, found, parameters)
                 if result is not None:
                     self._returning.add(result, new, old, parameters)
@@ -184,13 +193,13 @@ class _Change(ABC):
     def _change(self, tx: TableTransaction, found: Found, parameters: Sequence[Value]) -> tuple[Row, Row | None]:
         """Change a row; return the row that there is now, or was, and the one before it."""
 
-    def _found(self, tx: TableTransaction, parameters: Sequence[Value]) -> Generator[None, None, list[Found]]:
-        matches, rows, nbytes = self._matches, list[Found](), 0
+    def _found(self, tx: TableTransaction, parameters: Sequence[Value]) -> Generator[None, None, list[Found | _Stored]]:
+        matches, rows, nbytes = self._matches, list[Found | _Stored](), 0
         for examined, found in enumerate(self._open(tx.reader(self._runtime.table), parameters), 1):
             if not examined % READS_A_SLICE:
                 yield
             if matches is None or matches(found.row, None, parameters):
-                rows.append(found)
+                rows.append(found if len(rows) < _ROWS_KEPT else (found.key, found.stored))
                 nbytes += _ROW_BYTES + len(found.key) + len(found.stored)
                 if nbytes > MAX_BYTES:
                     raise sql_error(Reason.RESULT_TOO_LARGE, f"the rows to change have more than {MAX_BYTES} bytes")

@@ -279,8 +279,18 @@ _LIST: Final = (
         (Signature((_MOMENT, _TEXT), Kind.TIMESTAMP, calendar.subtract, converts=Kind.TIMESTAMP),),
     ),
     Function(
+        "date_bin", "date_bin(interval, time, origin)", "the beginning of its interval, of those that follow an origin",
+        (Signature((_TEXT, _MOMENT, _MOMENT), Kind.TIMESTAMP, calendar.binned, converts=Kind.TIMESTAMP),),
+    ),
+    Function(
         "to_timestamp", "to_timestamp(seconds)", "the timestamp that is a number of seconds after 1970",
         (Signature((NUMBERS,), Kind.TIMESTAMP, calendar.from_seconds, converts=Kind.DOUBLE),),
+    ),
+    Function(
+        "to_json", "to_json(value)", "the value as JSON; a time is text, and so are bytes, as base64",
+        tuple(
+            Signature((frozenset({kind}),), Kind.JSON, partial(scalars.json_of, kind=Type(kind))) for kind in Kind
+        ),
     ),
     Function(
         "json_array_length", "json_array_length(array)", "the number of elements",
@@ -300,6 +310,7 @@ ALIASES: Final = {
     "char_length": "length", "character_length": "length", "btrim": "trim", "substr": "substring", "ceiling": "ceil",
     "position": "strpos", "date_part": "extract", "jsonb_array_length": "json_array_length",
     "jsonb_typeof": "json_typeof", "uuidv7": "uuid_v7",
+    "to_jsonb": "to_json",
 }  # fmt: skip
 """Other names; `position` as a function has the arguments of strpos."""
 

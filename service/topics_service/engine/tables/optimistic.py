@@ -1,7 +1,7 @@
 """A transaction without the order of writes: its statements may be minutes apart, and others write in between."""
 
-from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables.errors import sql_error
@@ -32,9 +32,13 @@ class OptimisticTransaction(TableTransaction):
     """Reads what is committed, and its own changes. `validate` and then `commit` have the order of writes, no call
     between them; the statements before need none."""
 
+    has_order: ClassVar[bool] = False
+
     def __init__(self, tables: "Tables") -> None:
         super().__init__(tables)
         self._met: dict[int, _Met] = {}
+        self._pinned: Reader | None = None
+        self._depends: set[int] = set()
 
     @property
     def nbytes(self) -> int:
@@ -53,7 +57,10 @@ class OptimisticTransaction(TableTransaction):
 
     def validate(self) -> Generator[None, None, None]:
         """Check in slices that no other commit has changed what this transaction changes: the rows, the holders of
-        unique keys, the definitions and routes of its tables. Raises `transaction_error` (40001)."""
+        unique keys, the definitions and routes of its tables, and the tables that its changes were computed from.
+
+        Raises `transaction_error` (40001).
+        """
         self._check()
         self._tables.opened(self)  # upkeep and definitions wait
         changed = set()
@@ -61,6 +68,8 @@ class OptimisticTransaction(TableTransaction):
             self._check_definition(number, met)
             if self._tables.commits.get(number, 0) != met.commit:
                 changed.add(number)
+        for number in changed & self._depends:
+            raise self._changed(number)
         if changed:
             yield from self._validate_rows(changed)
             yield from self._validate_holders(changed)
@@ -69,8 +78,20 @@ class OptimisticTransaction(TableTransaction):
         """See TableTransaction: of the moment, whatever others write while the statement runs."""
         self._meet(table)
         super().reader(table)
-        base = self._tables.writer.store.snapshot()
+        base = self._pinned or self._tables.writer.store.snapshot()
         return LayeredReader(base, self.staged) if self.staged.rows else base
+
+    def pin(self) -> None:
+        """See TableTransaction."""
+        self._pinned = self._tables.writer.store.snapshot()
+
+    def unpin(self) -> None:
+        """See TableTransaction."""
+        self._pinned = None
+
+    def depend(self, tables: Iterable[int]) -> None:
+        """See TableTransaction: `validate` fails if another commit has touched one of them."""
+        self._depends.update(tables)
 
     def touch(self, table: Table) -> None:
         """See TableTransaction."""

@@ -146,9 +146,14 @@ class Analysis(Struct, frozen=True):
     why: str
     topics: tuple[TopicSource, ...] = ()
     """Each time that the query names one: `relations.TopicRows` refer to them by their places."""
+    read: tuple[int, ...] = ()
+    """Of a query that finds the rows of a change: the tables that it reads beside them, by their numbers."""
 
 
 # ----------------------------------------------------------------------- writing
+#
+# A change with a `query` runs once for each row of it: the values of the row are the first parameters, and those of
+# the statement follow.
 
 
 class OnConflict(Struct, frozen=True, omit_defaults=True):
@@ -173,6 +178,7 @@ class Insert(Struct, frozen=True, omit_defaults=True):
     select: Select | None = None
     conflict: OnConflict | None = None
     returning: tuple[Output, ...] = ()
+    query: Analysis | None = None
 
 
 class Update(Struct, frozen=True, omit_defaults=True):
@@ -183,6 +189,7 @@ class Update(Struct, frozen=True, omit_defaults=True):
     assignments: tuple[tuple[int, Expression | None], ...]
     filter: Expression | None = None
     returning: tuple[Output, ...] = ()
+    query: Analysis | None = None
 
 
 class Delete(Struct, frozen=True, omit_defaults=True):
@@ -192,6 +199,7 @@ class Delete(Struct, frozen=True, omit_defaults=True):
     access: Scan | Lookup
     filter: Expression | None = None
     returning: tuple[Output, ...] = ()
+    query: Analysis | None = None
 
 
 # ------------------------------------------------------------------- definitions

@@ -74,6 +74,14 @@ class NestedRows(Struct, frozen=True):
     lateral: bool = False
 
 
+class SeriesRows(Struct, frozen=True):
+    """Rows of one value: generate_series. The arguments depend on no rows."""
+
+    number: int
+    arguments: tuple[Expression, ...]
+    type: Type
+
+
 class JoinedRows(Struct, frozen=True):
     """`inner`, `left`, `right`, `full` or `cross`; `merged` are the columns of USING that both sides make together."""
 
@@ -84,7 +92,9 @@ class JoinedRows(Struct, frozen=True):
     merged: tuple[Made, ...] = ()
 
 
-Rows = Union[TableRows, SystemRows, TopicRows, NamedRows, NestedRows, JoinedRows]  # noqa: UP007 - it refers to itself
+Rows = Union[  # noqa: UP007 - it refers to itself
+    TableRows, SystemRows, TopicRows, NamedRows, NestedRows, SeriesRows, JoinedRows
+]
 
 
 class Frame(Struct, frozen=True):
@@ -132,7 +142,10 @@ class Inner(Struct, frozen=True):
 
 
 class Core(Struct, frozen=True):
-    """One SELECT, in the order in which its parts apply. `keys` and `aggregates` are there if it is `grouped`."""
+    """One SELECT, in the order in which its parts apply. `keys` and `aggregates` are there if it is `grouped`.
+
+    `sets` are those of GROUPING SETS, of the numbers of keys.
+    """
 
     rows: Rows | None
     filter: Expression | None
@@ -144,6 +157,7 @@ class Core(Struct, frozen=True):
     windows: tuple[Aggregate, ...] = ()
     distinct: bool = False
     distinct_on: tuple[Expression, ...] = ()
+    sets: tuple[tuple[int, ...], ...] = ()
 
 
 class Constants(Struct, frozen=True):

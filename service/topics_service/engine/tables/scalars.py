@@ -13,8 +13,8 @@ from topics_service.engine.tables import arithmetic, documents
 from topics_service.engine.tables.datetimes import DAY
 from topics_service.engine.tables.errors import invalid_value, sql_error
 from topics_service.engine.tables.numbers import DECIMALS, MAX_DIGITS, decimal_result, overflow
-from topics_service.engine.tables.types import Kind
-from topics_service.engine.tables.values import check_size
+from topics_service.engine.tables.types import Kind, Type
+from topics_service.engine.tables.values import check_size, to_json
 
 Piece = TypeVar("Piece", str, bytes)
 _MAX_COUNT: Final = 1 << 31
@@ -154,6 +154,15 @@ def array_length(document: str) -> int:
     if items is None:
         raise invalid_value(f"a JSON {documents.type_name(document)} has no length", sqlstate="22023")
     return len(items)
+
+
+def json_of(value: Any, kind: Type) -> str:
+    """A value as JSON."""
+    if kind.kind is Kind.JSON:
+        return str(value)
+    if kind.kind is Kind.DECIMAL:
+        return str(to_json(value, kind))
+    return documents.from_value(to_json(value, kind), kind, "to_json")
 
 
 def json_type(document: str) -> str:

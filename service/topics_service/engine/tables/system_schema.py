@@ -20,6 +20,7 @@ SYSTEM_TABLES: Final[Mapping[str, tuple[tuple[str, Type], ...]]] = {
         ("is_constraint", BOOLEAN), ("state", TEXT),
     ),
     "views": (("namespace", TEXT), ("name", TEXT), ("columns", JSON), ("definition", TEXT), ("created_at", TIMESTAMP)),
+    "checks": (("namespace", TEXT), ("table_name", TEXT), ("name", TEXT), ("expression", TEXT)),
     "topics": (
         ("topic_id", TEXT), ("name", TEXT), ("alias", TEXT), ("partitions", INTEGER),
         ("retention_seconds", BIGINT), ("retention_max_bytes", BIGINT), ("durability", TEXT),

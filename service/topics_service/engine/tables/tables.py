@@ -103,7 +103,8 @@ class Tables:
         self.builds = Builds(self)
         self.removals = Removals(writer)
         self.definitions = Definitions(self)
-        self._runtimes: dict[int, TableRuntime] = {}
+        self.runtimes: dict[int, TableRuntime] = {}
+        """The compiled forms of tables as they are written; those that have changed are forgotten."""
         self._open: ref[TableTransaction] | None = None
         self.last_commit = 0
         self.commits: dict[int, int] = {}
@@ -270,7 +271,7 @@ class Tables:
         """The compiled form of a table as it is written. Raises `table_not_found`, and `transaction_error` (40001) for
         a plan of before a definition: bind the statement again."""
         number = table.number
-        found = self._runtimes.get(number)
+        found = self.runtimes.get(number)
         if found is not None and found.table is table:
             return found  # of today, others are forgotten
         today = self.newest.tables.get(number)
@@ -279,7 +280,7 @@ class Tables:
         if today is not table and not _has_columns(today, table):
             raise _stale(table)
         if found is None or found.table is not today:
-            found = self._runtimes[number] = TableRuntime(today, self.environment)
+            found = self.runtimes[number] = TableRuntime(today, self.environment)
             found.is_routed = bool(self.newest.routes(number))
         return found
 
@@ -304,7 +305,7 @@ class Tables:
         known = self._statements.get(id(action))
         if known is not None and known[0] is action:
             runtime = known[1]
-            if runtime is None or self._runtimes.get(runtime.table.number) is runtime:
+            if runtime is None or self.runtimes.get(runtime.table.number) is runtime:
                 return known[2]
         runtime, statement = self._compile(action)
         if not _is_small(action):
@@ -334,12 +335,12 @@ class Tables:
 
     def _rerouted(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            if number in self._runtimes:
-                self._runtimes[number].is_routed = bool(self.newest.routes(number))
+            if number in self.runtimes:
+                self.runtimes[number].is_routed = bool(self.newest.routes(number))
 
     def _forget(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self._runtimes.pop(number, None)
+            self.runtimes.pop(number, None)
             self.commits.pop(number, None)
 
 

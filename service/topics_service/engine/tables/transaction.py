@@ -1,7 +1,7 @@
 """A transaction over tables: statements that stage, and one commit of rows, index entries and events."""
 
-from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from collections.abc import Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 from topics_service.engine.errors import Reason
 from topics_service.engine.tables import plans
@@ -13,6 +13,7 @@ from topics_service.engine.tables.runtime import Row, TableRuntime
 from topics_service.engine.tables.staging import Clash, Mark, Staged
 from topics_service.engine.tables.types import Value
 from topics_service.engine.transaction import Transaction
+from topics_service.storage import keys
 from topics_service.storage.store import Family, Reader
 
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ class TableTransaction:
     A transaction that changes rows has the order of writes from `begin` to its end: the caller lets no other begin
     and no definition run meanwhile. `run` yields between its slices, where other work may run, reads of tables too.
     """
+
+    has_order: ClassVar[bool] = True
+    """It has the order of writes while its statements run."""
 
     def __init__(self, tables: "Tables") -> None:
         self.staged = Staged(tables.writer.store)
@@ -196,6 +200,24 @@ class TableTransaction:
         self.staged.remove(runtime, key, stored, row)
         if runtime.is_routed:
             self.events.change(runtime.table, Op.DELETE, None, row)
+
+    @property
+    def now_us(self) -> int:
+        """The time of the transaction, in microseconds since 1970."""
+        return self._now_us
+
+    def pin(self) -> None:
+        """Let `reader` give the rows as they are now, until `unpin`: here nobody else writes."""
+
+    def unpin(self) -> None:
+        """Let `reader` give the newest rows again."""
+
+    def depend(self, tables: Iterable[int]) -> None:
+        """Note tables that the changes depend on as a whole: here nobody else writes."""
+
+    def own_keys(self, table: Table) -> Sequence[bytes]:
+        """The keys of the rows of a table that were changed, in order."""
+        return self.staged.keys(Family.ROWS, *keys.prefix_range(keys.u64(table.number)))
 
     def touch(self, table: Table) -> None:
         """Note that a statement changes the table."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from topics_service.engine.catalog import Catalog
 from topics_service.engine.errors import TopicsError, invalid
-from topics_service.engine.names import is_topic_name, narrow
+from topics_service.engine.names import is_name_of_any, narrow
 from topics_service.engine.topic import Topic
 from topics_service.engine.watch.frames import WatchRequest, WatchTopic
 from topics_service.engine.watch.topic_partition import format_topic_partition, parse_topic_partition
@@ -39,7 +39,7 @@ def prefix_of(key: str) -> str | None:
     if star < 0:
         return None
     prefix = key[:-1]
-    if star != len(prefix) or (prefix and not is_topic_name(prefix)):
+    if star != len(prefix) or (prefix and not is_name_of_any(prefix)):
         raise invalid(f'"{key}" is not a pattern: a pattern is a prefix of topic names with one * at the end')
     return prefix
 

@@ -188,6 +188,9 @@ const (
 	// A query needs more memory than the server gives to one. Detail: `sqlstate`, and the place.
 	// HTTP 413, gRPC RESOURCE_EXHAUSTED.
 	ErrorReason_ERROR_REASON_QUERY_TOO_LARGE ErrorReason = 50
+	// The claim has ended, and another worker of the group holds some of its messages. Detail: `claim_id`.
+	// HTTP 409, gRPC FAILED_PRECONDITION.
+	ErrorReason_ERROR_REASON_CLAIM_EXPIRED ErrorReason = 51
 )
 
 // Enum value maps for ErrorReason.
@@ -244,6 +247,7 @@ var (
 		48: "ERROR_REASON_NOT_A_LOG",
 		49: "ERROR_REASON_ZONE_NOT_FOUND",
 		50: "ERROR_REASON_QUERY_TOO_LARGE",
+		51: "ERROR_REASON_CLAIM_EXPIRED",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":               0,
@@ -297,6 +301,7 @@ var (
 		"ERROR_REASON_NOT_A_LOG":                 48,
 		"ERROR_REASON_ZONE_NOT_FOUND":            49,
 		"ERROR_REASON_QUERY_TOO_LARGE":           50,
+		"ERROR_REASON_CLAIM_EXPIRED":             51,
 	}
 )
 
@@ -432,7 +437,7 @@ const file_topics_v1_errors_proto_rawDesc = "" +
 	"httpStatus\x12\x1f\n" +
 	"\vgrpc_status\x18\x03 \x01(\tR\n" +
 	"grpcStatus\x12\x1c\n" +
-	"\tretryable\x18\x04 \x01(\bR\tretryable*\x83\x1e\n" +
+	"\tretryable\x18\x04 \x01(\bR\tretryable*\xd0\x1e\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12L\n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x1a*\xa2\xbb\x18&\n" +
@@ -536,7 +541,9 @@ const file_topics_v1_errors_proto_rawDesc = "" +
 	"\x1bERROR_REASON_ZONE_NOT_FOUND\x101\x1a\"\xa2\xbb\x18\x1e\n" +
 	"\x0ezone_not_found\x10\x94\x03\x1a\tNOT_FOUND\x12N\n" +
 	"\x1cERROR_REASON_QUERY_TOO_LARGE\x102\x1a,\xa2\xbb\x18(\n" +
-	"\x0fquery_too_large\x10\x9d\x03\x1a\x12RESOURCE_EXHAUSTED:M\n" +
+	"\x0fquery_too_large\x10\x9d\x03\x1a\x12RESOURCE_EXHAUSTED\x12K\n" +
+	"\x1aERROR_REASON_CLAIM_EXPIRED\x103\x1a+\xa2\xbb\x18'\n" +
+	"\rclaim_expired\x10\x99\x03\x1a\x13FAILED_PRECONDITION:M\n" +
 	"\x04rule\x12!.google.protobuf.EnumValueOptions\x18\xb4\x87\x03 \x01(\v2\x14.topics.v1.ErrorRuleR\x04ruleB\x85\x01\n" +
 	"\rcom.topics.v1B\vErrorsProtoP\x01Z\"topics.test/sdk/topics/v1;topicsv1\xa2\x02\x03TXX\xaa\x02\tTopics.V1\xca\x02\tTopics\\V1\xe2\x02\x15Topics\\V1\\GPBMetadata\xea\x02\n" +
 	"Topics::V1b\x06proto3"

@@ -743,6 +743,125 @@ func (x *TopicGap) GetReason() GapReason {
 	return GapReason_GAP_REASON_UNSPECIFIED
 }
 
+// Asks for messages that no other worker of the group holds, and for the time to deal with them.
+type ClaimOptions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Time for which the messages are held, in seconds, clamped to 86400; 0 is invalid_request. Default (absent): 60.
+	VisibilitySeconds *uint32 `protobuf:"varint,1,opt,name=visibility_seconds,json=visibilitySeconds,proto3,oneof" json:"visibility_seconds,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *ClaimOptions) Reset() {
+	*x = ClaimOptions{}
+	mi := &file_topics_v1_sql_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimOptions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimOptions) ProtoMessage() {}
+
+func (x *ClaimOptions) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_sql_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimOptions.ProtoReflect.Descriptor instead.
+func (*ClaimOptions) Descriptor() ([]byte, []int) {
+	return file_topics_v1_sql_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ClaimOptions) GetVisibilitySeconds() uint32 {
+	if x != nil && x.VisibilitySeconds != nil {
+		return *x.VisibilitySeconds
+	}
+	return 0
+}
+
+// A range of messages that a worker holds. Once its time is over without an ack, the messages are handed out again.
+type Claim struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Identity of the claim, for Ack.
+	ClaimId string `protobuf:"bytes,1,opt,name=claim_id,json=claimId,proto3" json:"claim_id,omitempty"`
+	// First offset of the range; offsets in it without a message were deleted, or are told in `gap`.
+	FromOffset uint64 `protobuf:"varint,2,opt,name=from_offset,json=fromOffset,proto3" json:"from_offset,omitempty"`
+	// Last offset of the range.
+	ToOffset uint64 `protobuf:"varint,3,opt,name=to_offset,json=toOffset,proto3" json:"to_offset,omitempty"`
+	// Time for which the range is held, in seconds from the answer on.
+	VisibilitySeconds uint32 `protobuf:"varint,4,opt,name=visibility_seconds,json=visibilitySeconds,proto3" json:"visibility_seconds,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *Claim) Reset() {
+	*x = Claim{}
+	mi := &file_topics_v1_sql_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Claim) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Claim) ProtoMessage() {}
+
+func (x *Claim) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_sql_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Claim.ProtoReflect.Descriptor instead.
+func (*Claim) Descriptor() ([]byte, []int) {
+	return file_topics_v1_sql_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Claim) GetClaimId() string {
+	if x != nil {
+		return x.ClaimId
+	}
+	return ""
+}
+
+func (x *Claim) GetFromOffset() uint64 {
+	if x != nil {
+		return x.FromOffset
+	}
+	return 0
+}
+
+func (x *Claim) GetToOffset() uint64 {
+	if x != nil {
+		return x.ToOffset
+	}
+	return 0
+}
+
+func (x *Claim) GetVisibilitySeconds() uint32 {
+	if x != nil {
+		return x.VisibilitySeconds
+	}
+	return 0
+}
+
 var File_topics_v1_sql_proto protoreflect.FileDescriptor
 
 const file_topics_v1_sql_proto_rawDesc = "" +
@@ -801,7 +920,16 @@ const file_topics_v1_sql_proto_rawDesc = "" +
 	"\vfrom_offset\x18\x01 \x01(\x04R\n" +
 	"fromOffset\x12\x1b\n" +
 	"\tto_offset\x18\x02 \x01(\x04R\btoOffset\x12,\n" +
-	"\x06reason\x18\x03 \x01(\x0e2\x14.topics.v1.GapReasonR\x06reason*g\n" +
+	"\x06reason\x18\x03 \x01(\x0e2\x14.topics.v1.GapReasonR\x06reason\"Y\n" +
+	"\fClaimOptions\x122\n" +
+	"\x12visibility_seconds\x18\x01 \x01(\rH\x00R\x11visibilitySeconds\x88\x01\x01B\x15\n" +
+	"\x13_visibility_seconds\"\x8f\x01\n" +
+	"\x05Claim\x12\x19\n" +
+	"\bclaim_id\x18\x01 \x01(\tR\aclaimId\x12\x1f\n" +
+	"\vfrom_offset\x18\x02 \x01(\x04R\n" +
+	"fromOffset\x12\x1b\n" +
+	"\tto_offset\x18\x03 \x01(\x04R\btoOffset\x12-\n" +
+	"\x12visibility_seconds\x18\x04 \x01(\rR\x11visibilitySeconds*g\n" +
 	"\bChangeOp\x12\x19\n" +
 	"\x15CHANGE_OP_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10CHANGE_OP_INSERT\x10\x01\x12\x14\n" +
@@ -828,7 +956,7 @@ func file_topics_v1_sql_proto_rawDescGZIP() []byte {
 }
 
 var file_topics_v1_sql_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_topics_v1_sql_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_topics_v1_sql_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_topics_v1_sql_proto_goTypes = []any{
 	(ChangeOp)(0),        // 0: topics.v1.ChangeOp
 	(PayloadMode)(0),     // 1: topics.v1.PayloadMode
@@ -839,22 +967,24 @@ var file_topics_v1_sql_proto_goTypes = []any{
 	(*RecordGap)(nil),    // 6: topics.v1.RecordGap
 	(*TopicMessage)(nil), // 7: topics.v1.TopicMessage
 	(*TopicGap)(nil),     // 8: topics.v1.TopicGap
-	(GapReason)(0),       // 9: topics.v1.GapReason
+	(*ClaimOptions)(nil), // 9: topics.v1.ClaimOptions
+	(*Claim)(nil),        // 10: topics.v1.Claim
+	(GapReason)(0),       // 11: topics.v1.GapReason
 }
 var file_topics_v1_sql_proto_depIdxs = []int32{
-	2, // 0: topics.v1.SqlRow.values:type_name -> topics.v1.SqlValue
-	4, // 1: topics.v1.SqlResult.schema:type_name -> topics.v1.SqlColumn
-	3, // 2: topics.v1.SqlResult.rows:type_name -> topics.v1.SqlRow
-	6, // 3: topics.v1.SqlResult.gaps:type_name -> topics.v1.RecordGap
-	9, // 4: topics.v1.RecordGap.reason:type_name -> topics.v1.GapReason
-	0, // 5: topics.v1.TopicMessage.op:type_name -> topics.v1.ChangeOp
-	1, // 6: topics.v1.TopicMessage.payload_mode:type_name -> topics.v1.PayloadMode
-	9, // 7: topics.v1.TopicGap.reason:type_name -> topics.v1.GapReason
-	8, // [8:8] is the sub-list for method output_type
-	8, // [8:8] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	8, // [8:8] is the sub-list for extension extendee
-	0, // [0:8] is the sub-list for field type_name
+	2,  // 0: topics.v1.SqlRow.values:type_name -> topics.v1.SqlValue
+	4,  // 1: topics.v1.SqlResult.schema:type_name -> topics.v1.SqlColumn
+	3,  // 2: topics.v1.SqlResult.rows:type_name -> topics.v1.SqlRow
+	6,  // 3: topics.v1.SqlResult.gaps:type_name -> topics.v1.RecordGap
+	11, // 4: topics.v1.RecordGap.reason:type_name -> topics.v1.GapReason
+	0,  // 5: topics.v1.TopicMessage.op:type_name -> topics.v1.ChangeOp
+	1,  // 6: topics.v1.TopicMessage.payload_mode:type_name -> topics.v1.PayloadMode
+	11, // 7: topics.v1.TopicGap.reason:type_name -> topics.v1.GapReason
+	8,  // [8:8] is the sub-list for method output_type
+	8,  // [8:8] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_topics_v1_sql_proto_init() }
@@ -872,13 +1002,14 @@ func file_topics_v1_sql_proto_init() {
 	}
 	file_topics_v1_sql_proto_msgTypes[3].OneofWrappers = []any{}
 	file_topics_v1_sql_proto_msgTypes[5].OneofWrappers = []any{}
+	file_topics_v1_sql_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_topics_v1_sql_proto_rawDesc), len(file_topics_v1_sql_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   7,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

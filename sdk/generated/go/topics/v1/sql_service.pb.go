@@ -174,8 +174,10 @@ type SqlServiceConsumeRequest struct {
 	// Time to wait for a first message, in seconds, clamped to TOPICS_MAX_CONSUME_TIMEOUT; 0 does not wait. Default
 	// (absent): TOPICS_DEFAULT_CONSUME_TIMEOUT.
 	TimeoutSeconds *uint32 `protobuf:"varint,7,opt,name=timeout_seconds,json=timeoutSeconds,proto3,oneof" json:"timeout_seconds,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Claim the messages; not with `start_offset`. Default (absent): read without a claim.
+	Claim         *ClaimOptions `protobuf:"bytes,8,opt,name=claim,proto3,oneof" json:"claim,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SqlServiceConsumeRequest) Reset() {
@@ -268,6 +270,13 @@ func (x *SqlServiceConsumeRequest) GetTimeoutSeconds() uint32 {
 	return 0
 }
 
+func (x *SqlServiceConsumeRequest) GetClaim() *ClaimOptions {
+	if x != nil {
+		return x.Claim
+	}
+	return nil
+}
+
 type isSqlServiceConsumeRequest_Start interface {
 	isSqlServiceConsumeRequest_Start()
 }
@@ -297,7 +306,9 @@ type SqlServiceConsumeResponse struct {
 	// True if a message follows already.
 	HasMore bool `protobuf:"varint,3,opt,name=has_more,json=hasMore,proto3" json:"has_more,omitempty"`
 	// Messages that the group should have had and that retention has removed. Default (absent): none.
-	Gap           *TopicGap `protobuf:"bytes,4,opt,name=gap,proto3,oneof" json:"gap,omitempty"`
+	Gap *TopicGap `protobuf:"bytes,4,opt,name=gap,proto3,oneof" json:"gap,omitempty"`
+	// What the call has claimed. Default (absent): nothing, since no claim was asked for or there was nothing in time.
+	Claim         *Claim `protobuf:"bytes,5,opt,name=claim,proto3,oneof" json:"claim,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -360,6 +371,13 @@ func (x *SqlServiceConsumeResponse) GetGap() *TopicGap {
 	return nil
 }
 
+func (x *SqlServiceConsumeResponse) GetClaim() *Claim {
+	if x != nil {
+		return x.Claim
+	}
+	return nil
+}
+
 // Asks for Ack.
 type SqlServiceAckRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -369,8 +387,10 @@ type SqlServiceAckRequest struct {
 	GroupId string `protobuf:"bytes,2,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
 	// Partition of the messages. Default 0.
 	PartitionId uint32 `protobuf:"varint,3,opt,name=partition_id,json=partitionId,proto3" json:"partition_id,omitempty"`
-	// Last offset that has been dealt with; required.
-	UptoOffset    *uint64 `protobuf:"varint,4,opt,name=upto_offset,json=uptoOffset,proto3,oneof" json:"upto_offset,omitempty"`
+	// Last offset that has been dealt with; required without `claim_id`. Default (absent): the last one of the claim.
+	UptoOffset *uint64 `protobuf:"varint,4,opt,name=upto_offset,json=uptoOffset,proto3,oneof" json:"upto_offset,omitempty"`
+	// Claim whose messages have been dealt with. Default (absent): none.
+	ClaimId       *string `protobuf:"bytes,5,opt,name=claim_id,json=claimId,proto3,oneof" json:"claim_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -433,15 +453,25 @@ func (x *SqlServiceAckRequest) GetUptoOffset() uint64 {
 	return 0
 }
 
+func (x *SqlServiceAckRequest) GetClaimId() string {
+	if x != nil && x.ClaimId != nil {
+		return *x.ClaimId
+	}
+	return ""
+}
+
 // Answers Ack.
 type SqlServiceAckResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// True: an ack that fails is an error.
 	Success bool `protobuf:"varint,1,opt,name=success,proto3" json:"success,omitempty"`
-	// Last offset that the group has acknowledged now: the one of the request, or a higher one.
+	// Last offset up to which the group has acknowledged everything now: the one of the request, a higher one or, with
+	// claims, a lower one. While there is none, null in JSON, and over gRPC 0 with `none_yet`.
 	AcknowledgedOffset uint64 `protobuf:"varint,2,opt,name=acknowledged_offset,json=acknowledgedOffset,proto3" json:"acknowledged_offset,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// True while the first message is not acknowledged, as can be with claims. Not in JSON.
+	NoneYet       bool `protobuf:"varint,3,opt,name=none_yet,json=noneYet,proto3" json:"none_yet,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SqlServiceAckResponse) Reset() {
@@ -488,6 +518,13 @@ func (x *SqlServiceAckResponse) GetAcknowledgedOffset() uint64 {
 	return 0
 }
 
+func (x *SqlServiceAckResponse) GetNoneYet() bool {
+	if x != nil {
+		return x.NoneYet
+	}
+	return false
+}
+
 var File_topics_v1_sql_service_proto protoreflect.FileDescriptor
 
 const file_topics_v1_sql_service_proto_rawDesc = "" +
@@ -501,7 +538,7 @@ const file_topics_v1_sql_service_proto_rawDesc = "" +
 	"\fnamespace_id\x18\x04 \x01(\tR\vnamespaceId\"Z\n" +
 	"\x0fExecuteResponse\x12.\n" +
 	"\aresults\x18\x01 \x03(\v2\x14.topics.v1.SqlResultR\aresults\x12\x17\n" +
-	"\atook_ms\x18\x02 \x01(\x01R\x06tookMs\"\xb3\x02\n" +
+	"\atook_ms\x18\x02 \x01(\x01R\x06tookMs\"\xf1\x02\n" +
 	"\x18SqlServiceConsumeRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\bgroup_id\x18\x02 \x01(\tR\agroupId\x12.\n" +
@@ -509,27 +546,34 @@ const file_topics_v1_sql_service_proto_rawDesc = "" +
 	"\fstart_offset\x18\x04 \x01(\x04H\x00R\vstartOffset\x12\x19\n" +
 	"\x05limit\x18\x05 \x01(\rH\x01R\x05limit\x88\x01\x01\x12!\n" +
 	"\fpartition_id\x18\x06 \x01(\rR\vpartitionId\x12,\n" +
-	"\x0ftimeout_seconds\x18\a \x01(\rH\x02R\x0etimeoutSeconds\x88\x01\x01B\a\n" +
+	"\x0ftimeout_seconds\x18\a \x01(\rH\x02R\x0etimeoutSeconds\x88\x01\x01\x122\n" +
+	"\x05claim\x18\b \x01(\v2\x17.topics.v1.ClaimOptionsH\x03R\x05claim\x88\x01\x01B\a\n" +
 	"\x05startB\b\n" +
 	"\x06_limitB\x12\n" +
-	"\x10_timeout_seconds\"\xc0\x01\n" +
+	"\x10_timeout_secondsB\b\n" +
+	"\x06_claim\"\xf7\x01\n" +
 	"\x19SqlServiceConsumeResponse\x123\n" +
 	"\bmessages\x18\x01 \x03(\v2\x17.topics.v1.TopicMessageR\bmessages\x12\x1f\n" +
 	"\vnext_offset\x18\x02 \x01(\x04R\n" +
 	"nextOffset\x12\x19\n" +
 	"\bhas_more\x18\x03 \x01(\bR\ahasMore\x12*\n" +
-	"\x03gap\x18\x04 \x01(\v2\x13.topics.v1.TopicGapH\x00R\x03gap\x88\x01\x01B\x06\n" +
-	"\x04_gap\"\xa0\x01\n" +
+	"\x03gap\x18\x04 \x01(\v2\x13.topics.v1.TopicGapH\x00R\x03gap\x88\x01\x01\x12+\n" +
+	"\x05claim\x18\x05 \x01(\v2\x10.topics.v1.ClaimH\x01R\x05claim\x88\x01\x01B\x06\n" +
+	"\x04_gapB\b\n" +
+	"\x06_claim\"\xcd\x01\n" +
 	"\x14SqlServiceAckRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\bgroup_id\x18\x02 \x01(\tR\agroupId\x12!\n" +
 	"\fpartition_id\x18\x03 \x01(\rR\vpartitionId\x12$\n" +
 	"\vupto_offset\x18\x04 \x01(\x04H\x00R\n" +
-	"uptoOffset\x88\x01\x01B\x0e\n" +
-	"\f_upto_offset\"b\n" +
+	"uptoOffset\x88\x01\x01\x12\x1e\n" +
+	"\bclaim_id\x18\x05 \x01(\tH\x01R\aclaimId\x88\x01\x01B\x0e\n" +
+	"\f_upto_offsetB\v\n" +
+	"\t_claim_id\"}\n" +
 	"\x15SqlServiceAckResponse\x12\x18\n" +
 	"\asuccess\x18\x01 \x01(\bR\asuccess\x12/\n" +
-	"\x13acknowledged_offset\x18\x02 \x01(\x04R\x12acknowledgedOffset2\x8f\x03\n" +
+	"\x13acknowledged_offset\x18\x02 \x01(\x04R\x12acknowledgedOffset\x12\x19\n" +
+	"\bnone_yet\x18\x03 \x01(\bR\anoneYet2\x8f\x03\n" +
 	"\n" +
 	"SqlService\x12g\n" +
 	"\aExecute\x12\x19.topics.v1.ExecuteRequest\x1a\x1a.topics.v1.ExecuteResponse\"%\x82\xd3\xe4\x93\x02\x1f:\x01*Z\x10:\x01*\"\v/v1/api/sql\"\b/api/sql\x12\x94\x01\n" +
@@ -562,27 +606,31 @@ var file_topics_v1_sql_service_proto_goTypes = []any{
 	(*SqlRow)(nil),                    // 7: topics.v1.SqlRow
 	(*SqlResult)(nil),                 // 8: topics.v1.SqlResult
 	(LogEnd)(0),                       // 9: topics.v1.LogEnd
-	(*TopicMessage)(nil),              // 10: topics.v1.TopicMessage
-	(*TopicGap)(nil),                  // 11: topics.v1.TopicGap
+	(*ClaimOptions)(nil),              // 10: topics.v1.ClaimOptions
+	(*TopicMessage)(nil),              // 11: topics.v1.TopicMessage
+	(*TopicGap)(nil),                  // 12: topics.v1.TopicGap
+	(*Claim)(nil),                     // 13: topics.v1.Claim
 }
 var file_topics_v1_sql_service_proto_depIdxs = []int32{
 	6,  // 0: topics.v1.ExecuteRequest.params:type_name -> topics.v1.SqlValue
 	7,  // 1: topics.v1.ExecuteRequest.param_rows:type_name -> topics.v1.SqlRow
 	8,  // 2: topics.v1.ExecuteResponse.results:type_name -> topics.v1.SqlResult
 	9,  // 3: topics.v1.SqlServiceConsumeRequest.start_at:type_name -> topics.v1.LogEnd
-	10, // 4: topics.v1.SqlServiceConsumeResponse.messages:type_name -> topics.v1.TopicMessage
-	11, // 5: topics.v1.SqlServiceConsumeResponse.gap:type_name -> topics.v1.TopicGap
-	0,  // 6: topics.v1.SqlService.Execute:input_type -> topics.v1.ExecuteRequest
-	2,  // 7: topics.v1.SqlService.Consume:input_type -> topics.v1.SqlServiceConsumeRequest
-	4,  // 8: topics.v1.SqlService.Ack:input_type -> topics.v1.SqlServiceAckRequest
-	1,  // 9: topics.v1.SqlService.Execute:output_type -> topics.v1.ExecuteResponse
-	3,  // 10: topics.v1.SqlService.Consume:output_type -> topics.v1.SqlServiceConsumeResponse
-	5,  // 11: topics.v1.SqlService.Ack:output_type -> topics.v1.SqlServiceAckResponse
-	9,  // [9:12] is the sub-list for method output_type
-	6,  // [6:9] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	10, // 4: topics.v1.SqlServiceConsumeRequest.claim:type_name -> topics.v1.ClaimOptions
+	11, // 5: topics.v1.SqlServiceConsumeResponse.messages:type_name -> topics.v1.TopicMessage
+	12, // 6: topics.v1.SqlServiceConsumeResponse.gap:type_name -> topics.v1.TopicGap
+	13, // 7: topics.v1.SqlServiceConsumeResponse.claim:type_name -> topics.v1.Claim
+	0,  // 8: topics.v1.SqlService.Execute:input_type -> topics.v1.ExecuteRequest
+	2,  // 9: topics.v1.SqlService.Consume:input_type -> topics.v1.SqlServiceConsumeRequest
+	4,  // 10: topics.v1.SqlService.Ack:input_type -> topics.v1.SqlServiceAckRequest
+	1,  // 11: topics.v1.SqlService.Execute:output_type -> topics.v1.ExecuteResponse
+	3,  // 12: topics.v1.SqlService.Consume:output_type -> topics.v1.SqlServiceConsumeResponse
+	5,  // 13: topics.v1.SqlService.Ack:output_type -> topics.v1.SqlServiceAckResponse
+	11, // [11:14] is the sub-list for method output_type
+	8,  // [8:11] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_topics_v1_sql_service_proto_init() }

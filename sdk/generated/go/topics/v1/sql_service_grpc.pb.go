@@ -52,14 +52,25 @@ type SqlServiceClient interface {
 	// Reads messages of a partition from where a group stands, and waits if there are none. Acknowledges nothing: the
 	// same call gives the same messages until somebody acknowledges them. Members of a group are not distinguished.
 	//
+	// With `claim` each call gives other messages: a range that no other claim of the group holds, from the lowest offset
+	// on that is not acknowledged, for workers that share a partition. Calls that wait are served in the order in which
+	// they came. Claims are in memory: a restart of the server, or a takeover, ends them. A repeated call claims another
+	// range; one that was lost is handed out again once its time is over.
+	//
 	// Scope: read; the role user only with TOPICS_ALLOW_USER_ROLE_CONSUME. Errors: invalid_request, topic_not_found,
-	// partition_not_found, not_a_log, throttled.
+	// partition_not_found, not_a_log, throttled (max_open_claims).
 	Consume(ctx context.Context, in *SqlServiceConsumeRequest, opts ...grpc.CallOption) (*SqlServiceConsumeResponse, error)
 	// Acknowledges all messages of a partition up to an offset, for a group. Never moves a position back: an offset below
 	// it succeeds and changes nothing. Replies when the position is as durable as the topic. Safe to retry.
 	//
+	// With `claim_id` it acknowledges the range of a claim, in any order: the position follows the lowest offset that is
+	// not acknowledged. A claim whose time is over can be acknowledged until another worker has claimed its messages.
+	// Without `claim_id`, while workers of the group hold claims in the partition and for a minute after the last one has
+	// expired, it acknowledges the range that holds the offset, up to there, and not those before it.
+	//
 	// Scope: read; the role user only with TOPICS_ALLOW_USER_ROLE_CONSUME. Errors: invalid_request (an offset that is
-	// not written yet), topic_not_found, partition_not_found, not_a_log, throttled (max_groups).
+	// not written yet, or not in the claim), claim_expired, topic_not_found, partition_not_found, not_a_log, throttled
+	// (max_groups, max_open_claims).
 	Ack(ctx context.Context, in *SqlServiceAckRequest, opts ...grpc.CallOption) (*SqlServiceAckResponse, error)
 }
 
@@ -127,14 +138,25 @@ type SqlServiceServer interface {
 	// Reads messages of a partition from where a group stands, and waits if there are none. Acknowledges nothing: the
 	// same call gives the same messages until somebody acknowledges them. Members of a group are not distinguished.
 	//
+	// With `claim` each call gives other messages: a range that no other claim of the group holds, from the lowest offset
+	// on that is not acknowledged, for workers that share a partition. Calls that wait are served in the order in which
+	// they came. Claims are in memory: a restart of the server, or a takeover, ends them. A repeated call claims another
+	// range; one that was lost is handed out again once its time is over.
+	//
 	// Scope: read; the role user only with TOPICS_ALLOW_USER_ROLE_CONSUME. Errors: invalid_request, topic_not_found,
-	// partition_not_found, not_a_log, throttled.
+	// partition_not_found, not_a_log, throttled (max_open_claims).
 	Consume(context.Context, *SqlServiceConsumeRequest) (*SqlServiceConsumeResponse, error)
 	// Acknowledges all messages of a partition up to an offset, for a group. Never moves a position back: an offset below
 	// it succeeds and changes nothing. Replies when the position is as durable as the topic. Safe to retry.
 	//
+	// With `claim_id` it acknowledges the range of a claim, in any order: the position follows the lowest offset that is
+	// not acknowledged. A claim whose time is over can be acknowledged until another worker has claimed its messages.
+	// Without `claim_id`, while workers of the group hold claims in the partition and for a minute after the last one has
+	// expired, it acknowledges the range that holds the offset, up to there, and not those before it.
+	//
 	// Scope: read; the role user only with TOPICS_ALLOW_USER_ROLE_CONSUME. Errors: invalid_request (an offset that is
-	// not written yet), topic_not_found, partition_not_found, not_a_log, throttled (max_groups).
+	// not written yet, or not in the claim), claim_expired, topic_not_found, partition_not_found, not_a_log, throttled
+	// (max_groups, max_open_claims).
 	Ack(context.Context, *SqlServiceAckRequest) (*SqlServiceAckResponse, error)
 	mustEmbedUnimplementedSqlServiceServer()
 }

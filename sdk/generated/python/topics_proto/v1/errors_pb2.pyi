@@ -234,6 +234,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A query needs more memory than the server gives to one. Detail: `sqlstate`, and the place.
     HTTP 413, gRPC RESOURCE_EXHAUSTED.
     """
+    ERROR_REASON_CLAIM_EXPIRED: _ErrorReason.ValueType  # 51
+    """The claim has ended, and another worker of the group holds some of its messages. Detail: `claim_id`.
+    HTTP 409, gRPC FAILED_PRECONDITION.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Cause of a failed call or stream. The number is used in StreamError, the text everywhere else. A gap in the log
@@ -448,6 +452,10 @@ HTTP 404, gRPC NOT_FOUND.
 ERROR_REASON_QUERY_TOO_LARGE: ErrorReason.ValueType  # 50
 """A query needs more memory than the server gives to one. Detail: `sqlstate`, and the place.
 HTTP 413, gRPC RESOURCE_EXHAUSTED.
+"""
+ERROR_REASON_CLAIM_EXPIRED: ErrorReason.ValueType  # 51
+"""The claim has ended, and another worker of the group holds some of its messages. Detail: `claim_id`.
+HTTP 409, gRPC FAILED_PRECONDITION.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 

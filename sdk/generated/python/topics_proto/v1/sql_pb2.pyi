@@ -366,3 +366,61 @@ class TopicGap(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TopicGap: _TypeAlias = TopicGap  # noqa: Y015
+
+@_typing.final
+class ClaimOptions(_message.Message):
+    """Asks for messages that no other worker of the group holds, and for the time to deal with them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VISIBILITY_SECONDS_FIELD_NUMBER: _builtins.int
+    visibility_seconds: _builtins.int
+    """Time for which the messages are held, in seconds, clamped to 86400; 0 is invalid_request. Default (absent): 60."""
+    def __init__(
+        self,
+        *,
+        visibility_seconds: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_visibility_seconds", b"_visibility_seconds", "visibility_seconds", b"visibility_seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_visibility_seconds", b"_visibility_seconds", "visibility_seconds", b"visibility_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__visibility_seconds: _TypeAlias = _typing.Literal["visibility_seconds"]  # noqa: Y015
+    _WhichOneofArgType__visibility_seconds: _TypeAlias = _typing.Literal["_visibility_seconds", b"_visibility_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__visibility_seconds) -> _WhichOneofReturnType__visibility_seconds | None: ...
+
+Global___ClaimOptions: _TypeAlias = ClaimOptions  # noqa: Y015
+
+@_typing.final
+class Claim(_message.Message):
+    """A range of messages that a worker holds. Once its time is over without an ack, the messages are handed out again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLAIM_ID_FIELD_NUMBER: _builtins.int
+    FROM_OFFSET_FIELD_NUMBER: _builtins.int
+    TO_OFFSET_FIELD_NUMBER: _builtins.int
+    VISIBILITY_SECONDS_FIELD_NUMBER: _builtins.int
+    claim_id: _builtins.str
+    """Identity of the claim, for Ack."""
+    from_offset: _builtins.int
+    """First offset of the range; offsets in it without a message were deleted, or are told in `gap`."""
+    to_offset: _builtins.int
+    """Last offset of the range."""
+    visibility_seconds: _builtins.int
+    """Time for which the range is held, in seconds from the answer on."""
+    def __init__(
+        self,
+        *,
+        claim_id: _builtins.str = ...,
+        from_offset: _builtins.int = ...,
+        to_offset: _builtins.int = ...,
+        visibility_seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim_id", b"claim_id", "from_offset", b"from_offset", "to_offset", b"to_offset", "visibility_seconds", b"visibility_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Claim: _TypeAlias = Claim  # noqa: Y015

@@ -101,6 +101,7 @@ class SqlServiceConsumeRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     PARTITION_ID_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    CLAIM_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name or alias of the topic; required."""
     group_id: _builtins.str
@@ -119,6 +120,10 @@ class SqlServiceConsumeRequest(_message.Message):
     """Time to wait for a first message, in seconds, clamped to TOPICS_MAX_CONSUME_TIMEOUT; 0 does not wait. Default
     (absent): TOPICS_DEFAULT_CONSUME_TIMEOUT.
     """
+    @_builtins.property
+    def claim(self) -> _sql_pb2.ClaimOptions:
+        """Claim the messages; not with `start_offset`. Default (absent): read without a claim."""
+
     def __init__(
         self,
         *,
@@ -129,17 +134,22 @@ class SqlServiceConsumeRequest(_message.Message):
         limit: _builtins.int | None = ...,
         partition_id: _builtins.int = ...,
         timeout_seconds: _builtins.int | None = ...,
+        claim: _sql_pb2.ClaimOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_timeout_seconds", b"_timeout_seconds", "limit", b"limit", "start", b"start", "start_at", b"start_at", "start_offset", b"start_offset", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_claim", b"_claim", "_limit", b"_limit", "_timeout_seconds", b"_timeout_seconds", "claim", b"claim", "limit", b"limit", "start", b"start", "start_at", b"start_at", "start_offset", b"start_offset", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_timeout_seconds", b"_timeout_seconds", "group_id", b"group_id", "limit", b"limit", "partition_id", b"partition_id", "start", b"start", "start_at", b"start_at", "start_offset", b"start_offset", "timeout_seconds", b"timeout_seconds", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_claim", b"_claim", "_limit", b"_limit", "_timeout_seconds", b"_timeout_seconds", "claim", b"claim", "group_id", b"group_id", "limit", b"limit", "partition_id", b"partition_id", "start", b"start", "start_at", b"start_at", "start_offset", b"start_offset", "timeout_seconds", b"timeout_seconds", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__claim: _TypeAlias = _typing.Literal["claim"]  # noqa: Y015
+    _WhichOneofArgType__claim: _TypeAlias = _typing.Literal["_claim", b"_claim"]  # noqa: Y015
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
     _WhichOneofReturnType__timeout_seconds: _TypeAlias = _typing.Literal["timeout_seconds"]  # noqa: Y015
     _WhichOneofArgType__timeout_seconds: _TypeAlias = _typing.Literal["_timeout_seconds", b"_timeout_seconds"]  # noqa: Y015
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["start_at", "start_offset"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__claim) -> _WhichOneofReturnType__claim | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
     @_typing.overload
@@ -159,6 +169,7 @@ class SqlServiceConsumeResponse(_message.Message):
     NEXT_OFFSET_FIELD_NUMBER: _builtins.int
     HAS_MORE_FIELD_NUMBER: _builtins.int
     GAP_FIELD_NUMBER: _builtins.int
+    CLAIM_FIELD_NUMBER: _builtins.int
     next_offset: _builtins.int
     """Offset to continue from: behind the last message, or where reading began."""
     has_more: _builtins.bool
@@ -171,6 +182,10 @@ class SqlServiceConsumeResponse(_message.Message):
     def gap(self) -> _sql_pb2.TopicGap:
         """Messages that the group should have had and that retention has removed. Default (absent): none."""
 
+    @_builtins.property
+    def claim(self) -> _sql_pb2.Claim:
+        """What the call has claimed. Default (absent): nothing, since no claim was asked for or there was nothing in time."""
+
     def __init__(
         self,
         *,
@@ -178,13 +193,19 @@ class SqlServiceConsumeResponse(_message.Message):
         next_offset: _builtins.int = ...,
         has_more: _builtins.bool = ...,
         gap: _sql_pb2.TopicGap | None = ...,
+        claim: _sql_pb2.Claim | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_gap", b"_gap", "gap", b"gap"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_claim", b"_claim", "_gap", b"_gap", "claim", b"claim", "gap", b"gap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gap", b"_gap", "gap", b"gap", "has_more", b"has_more", "messages", b"messages", "next_offset", b"next_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_claim", b"_claim", "_gap", b"_gap", "claim", b"claim", "gap", b"gap", "has_more", b"has_more", "messages", b"messages", "next_offset", b"next_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__claim: _TypeAlias = _typing.Literal["claim"]  # noqa: Y015
+    _WhichOneofArgType__claim: _TypeAlias = _typing.Literal["_claim", b"_claim"]  # noqa: Y015
     _WhichOneofReturnType__gap: _TypeAlias = _typing.Literal["gap"]  # noqa: Y015
     _WhichOneofArgType__gap: _TypeAlias = _typing.Literal["_gap", b"_gap"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__claim) -> _WhichOneofReturnType__claim | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gap) -> _WhichOneofReturnType__gap | None: ...
 
 Global___SqlServiceConsumeResponse: _TypeAlias = SqlServiceConsumeResponse  # noqa: Y015
@@ -199,6 +220,7 @@ class SqlServiceAckRequest(_message.Message):
     GROUP_ID_FIELD_NUMBER: _builtins.int
     PARTITION_ID_FIELD_NUMBER: _builtins.int
     UPTO_OFFSET_FIELD_NUMBER: _builtins.int
+    CLAIM_ID_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Name or alias of the topic; required."""
     group_id: _builtins.str
@@ -206,7 +228,9 @@ class SqlServiceAckRequest(_message.Message):
     partition_id: _builtins.int
     """Partition of the messages. Default 0."""
     upto_offset: _builtins.int
-    """Last offset that has been dealt with; required."""
+    """Last offset that has been dealt with; required without `claim_id`. Default (absent): the last one of the claim."""
+    claim_id: _builtins.str
+    """Claim whose messages have been dealt with. Default (absent): none."""
     def __init__(
         self,
         *,
@@ -214,13 +238,19 @@ class SqlServiceAckRequest(_message.Message):
         group_id: _builtins.str = ...,
         partition_id: _builtins.int = ...,
         upto_offset: _builtins.int | None = ...,
+        claim_id: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_upto_offset", b"_upto_offset", "upto_offset", b"upto_offset"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_claim_id", b"_claim_id", "_upto_offset", b"_upto_offset", "claim_id", b"claim_id", "upto_offset", b"upto_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_upto_offset", b"_upto_offset", "group_id", b"group_id", "partition_id", b"partition_id", "topic", b"topic", "upto_offset", b"upto_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_claim_id", b"_claim_id", "_upto_offset", b"_upto_offset", "claim_id", b"claim_id", "group_id", b"group_id", "partition_id", b"partition_id", "topic", b"topic", "upto_offset", b"upto_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__claim_id: _TypeAlias = _typing.Literal["claim_id"]  # noqa: Y015
+    _WhichOneofArgType__claim_id: _TypeAlias = _typing.Literal["_claim_id", b"_claim_id"]  # noqa: Y015
     _WhichOneofReturnType__upto_offset: _TypeAlias = _typing.Literal["upto_offset"]  # noqa: Y015
     _WhichOneofArgType__upto_offset: _TypeAlias = _typing.Literal["_upto_offset", b"_upto_offset"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__claim_id) -> _WhichOneofReturnType__claim_id | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__upto_offset) -> _WhichOneofReturnType__upto_offset | None: ...
 
 Global___SqlServiceAckRequest: _TypeAlias = SqlServiceAckRequest  # noqa: Y015
@@ -233,19 +263,25 @@ class SqlServiceAckResponse(_message.Message):
 
     SUCCESS_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGED_OFFSET_FIELD_NUMBER: _builtins.int
+    NONE_YET_FIELD_NUMBER: _builtins.int
     success: _builtins.bool
     """True: an ack that fails is an error."""
     acknowledged_offset: _builtins.int
-    """Last offset that the group has acknowledged now: the one of the request, or a higher one."""
+    """Last offset up to which the group has acknowledged everything now: the one of the request, a higher one or, with
+    claims, a lower one. While there is none, null in JSON, and over gRPC 0 with `none_yet`.
+    """
+    none_yet: _builtins.bool
+    """True while the first message is not acknowledged, as can be with claims. Not in JSON."""
     def __init__(
         self,
         *,
         success: _builtins.bool = ...,
         acknowledged_offset: _builtins.int = ...,
+        none_yet: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_offset", b"acknowledged_offset", "success", b"success"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_offset", b"acknowledged_offset", "none_yet", b"none_yet", "success", b"success"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from topics_service.api.sql.analysis import columns
 from topics_service.api.sql.analysis.cache import ROWS_A_SLICE, ArrowCache, Kept, Steps
-from topics_service.api.sql.analysis.duck import Duck, Run, StoppedError
+from topics_service.api.sql.analysis.duck import Duck, Rows, Run, StoppedError
 from topics_service.api.sql.analysis.topic_rows import Held, TopicRows
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables import plans
@@ -19,16 +19,18 @@ from topics_service.engine.tables.outcomes import Outcome
 from topics_service.engine.tables.runtime import DAMAGE, unreadable
 from topics_service.engine.tables.system_schema import SYSTEM_TABLES
 from topics_service.engine.tables.tables import Tables
+from topics_service.engine.tables.transaction import TableTransaction
 from topics_service.engine.tables.types import Value
 from topics_service.statistics import CacheStatistics
 
 EXTRA: Final = "analytics"
 THREADS: Final = 2
-"""Queries that run at the same time."""
+"""Queries that run at the same time, beside the one of who has the order of writes."""
 MAX_WAITING: Final = 64
 """Queries that wait for their turn; more are refused."""
 _STOPPING: Final = 0.05
 
+T = TypeVar("T")
 SystemRows = Callable[[str], Iterable[Sequence[Value]]]
 
 
@@ -41,7 +43,7 @@ class Analyses:
         self._memory_bytes = memory_bytes
         self._cache: ArrowCache | None = None
         self._duck: Duck | None = None
-        self._threads = ThreadPoolExecutor(THREADS, "sql-analysis")
+        self._threads = ThreadPoolExecutor(THREADS + 1, "sql-analysis")
         self._held = Held(cache_bytes)
         self._turns = asyncio.Semaphore(THREADS)
         self._waiting = 0
@@ -67,13 +69,20 @@ class Analyses:
         system: SystemRows,
         deadline: float,
         finish: Callable[[Steps], Any],
+        transaction: TableTransaction | None = None,
+        result: Rows | None = None,
     ) -> Outcome:
         """Run a query. `finish` runs steps to the end, with turns for others between, until the deadline.
+
+        In a transaction, it sees what that sees, and leaves it pinned to the moment of the query. `result` collects
+        the rows, else a `Result` does.
 
         Raises `unsupported_sql` without DuckDB, `query_too_large`, `result_too_large`, `throttled`, and StoppedError
         at the deadline.
         """
-        _check_installed()
+        check_installed()
+        if transaction is not None and transaction.has_order:  # all others who write wait for it
+            return await self._run(action, parameters, tables, system, deadline, finish, transaction, result)
         if self._waiting >= MAX_WAITING:
             message = "too many analytical queries wait for their turn"
             raise TopicsError(Reason.THROTTLED, message, {"retry_after_ms": 500}, retry_after_ms=500)
@@ -86,7 +95,7 @@ class Analyses:
         finally:
             self._waiting -= 1
         try:
-            return await self._run(action, parameters, tables, system, deadline, finish)
+            return await self._run(action, parameters, tables, system, deadline, finish, transaction, result)
         finally:
             self._turns.release()
 
@@ -98,6 +107,8 @@ class Analyses:
         system: SystemRows,
         deadline: float,
         finish: Callable[[Steps], Any],
+        transaction: TableTransaction | None,
+        result: Rows | None,
     ) -> Outcome:
         loop = asyncio.get_running_loop()
         if self._duck is None or self._duck.calls.is_full:
@@ -107,7 +118,7 @@ class Analyses:
                 self._cache.close()
             self._cache = ArrowCache(tables, self._cache_bytes, self.statistics)
         rows: dict[str, Any] = {}
-        now_us = tables.clock.now_ms() * 1000
+        now_us = tables.clock.now_ms() * 1000 if transaction is None else transaction.now_us
 
         topics = TopicRows(tables, action.topics, self._held)
 
@@ -119,10 +130,10 @@ class Analyses:
 
         try:
             await finish(topics.prepare())
-            taken = await self._cache.take(action.tables, finish, others)
+            taken = await self._cache.take(action.tables, finish, others, transaction)
             rows.update({f"t{number}": table for number, table in taken.items()})
-            run = Run(self._duck, action, parameters, now_us, rows)
-            outcome = await _until(loop.run_in_executor(self._threads, run.run), run, deadline)
+            run = Run(self._duck, action, parameters, now_us, rows, result)
+            outcome = await until(loop.run_in_executor(self._threads, run.run), run, deadline)
             return outcome._replace(gaps=topics.gaps)
         except DAMAGE as error:
             raise unreadable(error) from error
@@ -134,8 +145,15 @@ class Analyses:
             topics.close()
 
 
-async def _until(work: "asyncio.Future[Outcome]", run: Run, deadline: float) -> Outcome:
-    """Wait for a query; stop it at its deadline, and when the caller is gone."""
+class Stoppable(Protocol):
+    """Work in a thread."""
+
+    def stop(self) -> None:
+        """End the work, which raises StoppedError. Called again until it has ended."""
+
+
+async def until(work: "asyncio.Future[T]", run: Stoppable, deadline: float) -> T:
+    """Wait for a query in a thread; stop it at its deadline, and when the caller is gone."""
     try:
         done, _ = await asyncio.wait([work], timeout=max(0.0, deadline - time.monotonic()))
         if done:
@@ -147,7 +165,7 @@ async def _until(work: "asyncio.Future[Outcome]", run: Run, deadline: float) -> 
     return work.result()
 
 
-async def _stop(work: "asyncio.Future[Outcome]", run: Run) -> None:
+async def _stop(work: "asyncio.Future[Any]", run: Stoppable) -> None:
     while not work.done():
         run.stop()
         await asyncio.wait([work], timeout=_STOPPING)
@@ -166,7 +184,7 @@ def _system_rows(name: str, system: SystemRows) -> Steps:
     return columns.joined(kinds, parts or [columns.chunk(kinds, ())])
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
     if find_spec("duckdb") is None or find_spec("pyarrow") is None:
         message = f"this query needs DuckDB, which the server has not: it comes with the extra [{EXTRA}]"
         raise sql_error(Reason.UNSUPPORTED_SQL, message, extra=EXTRA)

@@ -18,6 +18,7 @@ from topics_service.engine.tables.errors import sql_error
 from topics_service.engine.tables.model import Table
 from topics_service.engine.tables.runtime import TableRuntime
 from topics_service.engine.tables.tables import Moment, Tables
+from topics_service.engine.tables.transaction import TableTransaction
 from topics_service.engine.tables.types import Value
 from topics_service.statistics import CacheStatistics
 from topics_service.storage import keys
@@ -92,13 +93,22 @@ class ArrowCache:
         self._forget(list(self._kept))
 
     async def take(
-        self, wanted: Sequence[Table], run: Callable[[Steps], Any], others: Callable[[], Steps]
+        self,
+        wanted: Sequence[Table],
+        run: Callable[[Steps], Any],
+        others: Callable[[], Steps],
+        transaction: TableTransaction | None = None,
     ) -> dict[int, Any]:
-        """The rows of tables, all of one moment, by the numbers of the tables.
+        """The rows of tables, all of one moment, by the numbers of the tables; as a transaction sees them, if given,
+        which is pinned to the moment.
 
         `run` runs steps with turns for others between; `others` are steps that belong to the same moment.
         Raises `query_too_large`, and `transaction_error` (40001) for tables of before a definition.
         """
+        if transaction is not None:
+            async with self._preparing:
+                runtimes = [self.tables.runtime(table) for table in wanted]
+                return await self._prepared(runtimes, run, others, transaction)
         runtimes = [self.tables.for_reading(table) for table in wanted]
         ready = [self._ready(runtime) for runtime in runtimes]
         unread = sum(len(kept.unread) for kept in ready if kept is not None)
@@ -131,7 +141,7 @@ class ArrowCache:
         if kept.current is None:
             if len(kept.changed) > MAX_SLICES:
                 return None
-            kept.current = _overlaid(kept)
+            kept.current = _overlaid(kept, kept.changed)
         self.statistics.hits += 1
         return kept.current
 
@@ -145,9 +155,15 @@ class ArrowCache:
         kept.current = None
 
     async def _prepared(
-        self, runtimes: Sequence[TableRuntime], run: Callable[[Steps], Any], others: Callable[[], Steps]
+        self,
+        runtimes: Sequence[TableRuntime],
+        run: Callable[[Steps], Any],
+        others: Callable[[], Steps],
+        transaction: TableTransaction | None = None,
     ) -> dict[int, Any]:
         moment = self.tables.moment([runtime.table for runtime in runtimes])
+        if transaction is not None:
+            transaction.pin()
         work: list[tuple[Kept, set[bytes]]] = []
         scans: dict[int, Iterator[tuple[bytes, bytes]]] = {}
         for runtime in runtimes:
@@ -179,8 +195,13 @@ class ArrowCache:
                 if len(kept.changed) > kept.most:
                     kept.base = await asyncio.to_thread(_merged, kept.columns, kept.base, dict(kept.changed))
                     kept.changed = {}
+                own = {} if transaction is None else await run(_own(kept, moment, transaction))
+                if own:
+                    changed = {**kept.changed, **own}
+                    taken[kept.runtime.table.number] = await asyncio.to_thread(_overlaid, kept, changed)
+                    continue
                 if kept.current is None:
-                    kept.current = await asyncio.to_thread(_overlaid, kept)
+                    kept.current = await asyncio.to_thread(_overlaid, kept, kept.changed)
                 taken[kept.runtime.table.number] = kept.current
             done = True
             return taken
@@ -272,9 +293,22 @@ def _begun(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]
     return rows if first is None else chain((first,), rows)
 
 
-def _overlaid(kept: Kept) -> Any:
+def _own(kept: Kept, moment: Moment, transaction: TableTransaction) -> Steps:
+    """The rows that a transaction sees otherwise: those that it changed, and those whose commit is not visible yet."""
+    table = kept.runtime.table
+    reader = transaction.reader(table)
+    found: Rows = {}
+    for count, key in enumerate(chain(moment.waiting(table), transaction.own_keys(table)), 1):
+        stored = reader.get(Family.ROWS, key)
+        found[key] = None if stored is None else kept.runtime.read(stored)
+        if not count % ROWS_A_SLICE:
+            yield
+    return found
+
+
+def _overlaid(kept: Kept, changed: Rows) -> Any:
     """The rows of before without those that changed, and behind them these."""
-    base, changed = kept.base, kept.changed
+    base = kept.base
     without = base.drop_columns([columns.KEY])
     if not changed:
         return without

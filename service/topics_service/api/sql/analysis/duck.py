@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from topics_service.api.sql.analysis.calls import Calls
 from topics_service.api.sql.analysis.text import DIVIDED, Text
@@ -45,6 +45,19 @@ def _macros() -> list[str]:
     return made
 
 
+def configuration(memory_bytes: int) -> dict[str, str | bool | int | float | list[str]]:
+    """The configuration of a database that reads no file and no network, and stays within its memory."""
+    return {
+        "allow_community_extensions": "false",
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+        "enable_external_access": "false",
+        "memory_limit": f"{memory_bytes}B",
+        "temp_directory": "",
+        "threads": "1",
+    }
+
+
 class Duck:
     """One database in memory. Queries have a cursor each; several may run at once, in threads."""
 
@@ -53,18 +66,7 @@ class Duck:
         import pyarrow.compute  # noqa: F401 - loaded here, in a thread, and not when the event loop needs it first
 
         self.errors = duckdb
-        self._connection = duckdb.connect(
-            ":memory:",
-            config={
-                "allow_community_extensions": "false",
-                "autoinstall_known_extensions": "false",
-                "autoload_known_extensions": "false",
-                "enable_external_access": "false",
-                "memory_limit": f"{memory_bytes}B",
-                "temp_directory": "",
-                "threads": "1",
-            },
-        )
+        self._connection = duckdb.connect(":memory:", config=configuration(memory_bytes))
         for macro in _macros():
             self._connection.execute(macro)
         self._connection.execute("SET lock_configuration = true")
@@ -91,12 +93,31 @@ class Names:
         return f"p{source}"
 
 
+class Rows(Protocol):
+    """Collects the rows of a query."""
+
+    rows: list[Sequence[Value]]
+
+    def add(self, row: Sequence[Value]) -> None:
+        """Add a row. Raises `result_too_large`."""
+        ...
+
+
 class Run:
     """One query, run by `run` in a thread; `stop` ends it from another one."""
 
     def __init__(
-        self, duck: Duck, action: plans.Analysis, parameters: Sequence[Value], now_us: int, rows: Mapping[str, Any]
+        self,
+        duck: Duck,
+        action: plans.Analysis,
+        parameters: Sequence[Value],
+        now_us: int,
+        rows: Mapping[str, Any],
+        result: Rows | None = None,
     ) -> None:
+        self._result = Result(action.outputs) if result is None else result
+        self._cap = MAX_ROWS + 1 if result is None else None
+        self._shorten = _short if result is None else _least
         self._duck = duck
         self._action = action
         self._parameters = parameters
@@ -125,7 +146,7 @@ class Run:
             for name, table in self._rows.items():
                 cursor.register(name, table)
             text = Text(self._action, self._parameters, duck.calls, self._now_us, Names())
-            query = text.query(self._action.query, MAX_ROWS + 1)
+            query = text.query(self._action.query, self._cap)
             return self._fetched(cursor.sql(query, params=text.constants or None).to_arrow_reader(_BATCH))
         except duck.errors.Error as error:
             raise self._refused(error) from None
@@ -135,7 +156,7 @@ class Run:
             cursor.close()
 
     def _fetched(self, batches: Any) -> Outcome:
-        result = Result(self._action.outputs)
+        result, shorten = self._result, self._shorten
         decimals = [
             place
             for place, output in enumerate(self._action.outputs)
@@ -146,7 +167,7 @@ class Run:
                 raise StoppedError()
             lists: list[list[Any]] = [column.to_pylist() for column in batch.columns]
             for place in decimals:
-                lists[place] = [_short(each) for each in lists[place]]
+                lists[place] = [shorten(each) for each in lists[place]]
             for row in zip(*lists, strict=True):
                 result.add(row)
         return Outcome(result.rows, len(result.rows))
@@ -178,5 +199,13 @@ def _short(value: Decimal | None) -> Decimal | None:
     """A DECIMAL that has no scale of its own, without the zeros that computing in one has added."""
     if value is None or -int(value.as_tuple().exponent) < DIVIDED:
         return value
+    whole = value.to_integral_value()
+    return whole if whole == value else value.normalize()
+
+
+def _least(value: Decimal | None) -> Decimal | None:
+    """A DECIMAL that has no scale of its own, without zeros at its end: a row keeps it as it is."""
+    if value is None:
+        return None
     whole = value.to_integral_value()
     return whole if whole == value else value.normalize()

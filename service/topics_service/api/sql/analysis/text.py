@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, Protocol
 
+from topics_service.api.sql.analysis.series import known, series
 from topics_service.engine.errors import Reason
 from topics_service.engine.tables import datetimes, plans, relations
 from topics_service.engine.tables.casts import FLOATS, INTEGERS, NUMBERS
@@ -36,7 +37,7 @@ from topics_service.engine.tables.expressions import (
 )
 from topics_service.engine.tables.plans import Order
 from topics_service.engine.tables.selection import number_of
-from topics_service.engine.tables.types import DECIMAL, Kind, Type, Value
+from topics_service.engine.tables.types import DECIMAL, JSON, Kind, Type, Value
 
 DIVIDED: Final = 16
 """Decimals of a DECIMAL that is divided, or computed by a function, and has no scale of its own."""
@@ -47,6 +48,7 @@ WHOLE: Final[dict[Kind, str]] = {
 }  # fmt: skip
 _UNITS: Final = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")
 _FIELDS: Final = ("year", "month", "day", "hour", "minute", "dow", "isodow", "doy", "week", "quarter")
+_MOVED: Final = ("date_add", "date_subtract")
 _COMPARISONS: Final = {
     "=": "=", "<>": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">=",
     "is distinct": "IS DISTINCT FROM", "is not distinct": "IS NOT DISTINCT FROM",
@@ -92,6 +94,8 @@ class Text:
         self._sources = sources
         self._topics = analysis.topics
         self._inner = {each.number: each for each in analysis.inner}
+        self._grouping: list[dict[Expression, str]] = []
+        """Of the queries around, the columns of keys that are grouped by in sets."""
 
     # ----------------------------------------------------------------------------------------------- queries
 
@@ -137,10 +141,21 @@ class Text:
         source = "" if core.rows is None else f" FROM {self._rows(core.rows)}"
         where = "" if core.filter is None else f" WHERE {self.value(core.filter)}"
         if core.grouped:
-            made = [f"{self.value(key.expression)} AS c{key.number}" for key in core.keys]
+            grouping = {key.expression: f"k{key.number}" for key in core.keys} if len(core.sets) > 1 else {}
+            if grouping:  # arguments of aggregates are not NULL where a key is
+                named = ", ".join(f"{self.value(key.expression)} AS k{key.number}" for key in core.keys)
+                source, where = f" FROM (SELECT *, {named}{source}{where})", ""
+                made = [f"k{key.number} AS c{key.number}" for key in core.keys]
+            else:
+                made = [f"{self.value(key.expression)} AS c{key.number}" for key in core.keys]
+            self._grouping.append(grouping)
             made += [f"{self._aggregate(each)} AS c{each.number}" for each in core.aggregates]
+            self._grouping.pop()
             keys = ", ".join(str(place) for place in range(1, len(core.keys) + 1))
             group = f" GROUP BY {keys}" if keys else ""
+            if len(core.sets) > 1:
+                sets = (f"({', '.join(f'k{number}' for number in each)})" for each in core.sets)
+                group = f" GROUP BY GROUPING SETS ({', '.join(sets)})"
             if not made:
                 made = ["count(*) AS c0"]
             source, where = f" FROM (SELECT {', '.join(made)}{source}{where}{group})", ""
@@ -203,8 +218,23 @@ class Text:
                 return f"(SELECT {cells} FROM q{query})"
             case relations.NestedRows(query=query, lateral=lateral):
                 return f"{'LATERAL ' if lateral else ''}({self.query(query)})"
+            case relations.SeriesRows():
+                return self._series(rows)
             case relations.JoinedRows():
                 return self._joined(rows)
+
+    def _series(self, rows: relations.SeriesRows) -> str:
+        """The text of a series, whose ends are known here."""
+        values = [known(each, self._parameters, self._now) for each in rows.arguments]
+        column = f"c{rows.number}"
+        if None in values:
+            return f"(SELECT CAST(NULL AS {duck_type(rows.type)}) AS {column} WHERE false)"
+        moments = series(values, rows.type)
+        if isinstance(moments, range):
+            ends = f"{moments.start}::BIGINT, {moments.stop}::BIGINT, {moments.step}::BIGINT"
+            return f"(SELECT CAST(range AS {duck_type(rows.type)}) AS {column} FROM range({ends}))"
+        rows_of = ", ".join(f"({each})" for each in moments)
+        return f"(SELECT * FROM (VALUES {rows_of}) v({column}))"
 
     def _joined(self, rows: relations.JoinedRows) -> str:
         left, right = self._rows(rows.left), self._rows(rows.right)
@@ -234,6 +264,9 @@ class Text:
             return f"{name}({inner}{', '.join(given)}{order}){filtered}{over}"
 
         name = call.function
+        if name == "grouping":
+            keys = [self._grouping[-1][each] for each in call.arguments] if self._grouping[-1] else []
+            return f"CAST(GROUPING({', '.join(keys)}) AS INTEGER)" if keys else "CAST(0 AS INTEGER)"
         if name == "count" and not arguments:
             return f"count(*){filtered}{over}"
         if name == "sum" and kind is not None and kind.kind in INTEGERS:
@@ -243,6 +276,11 @@ class Text:
             return self._divided(total, f"CAST({written('count')} AS VARCHAR)")
         if name in ("sum", "avg") and kind is not None and kind.kind is Kind.REAL:
             return f"CAST({written(name, [f'CAST({arguments[0]} AS DOUBLE)'])} AS {duck_type(call.type)})"
+        if name in ("json_agg", "jsonb_agg"):
+            given = self.value(Call("to_json", call.arguments, JSON))
+            items = f"coalesce({given}, 'null')"
+            joined = written("string_agg", [items, "','"])
+            return f"('[' || {joined} || ']')"
         if name == "every":
             name = "bool_and"
         if name == "ntile":
@@ -416,8 +454,10 @@ class Text:
         return self._cast(self.value(node), type_of(node), Type(Kind.TIMESTAMP))
 
     def _call(self, node: Expression) -> str:
-        """A call into the server's function for a node."""
+        """A call into the server's function for a node; its value, if that depends on no rows."""
         operands = children(node)
+        if isinstance(node, Call) and node.function in _MOVED and not relations.numbers_of(node):
+            return self._constant(known(node, self._parameters, self._now), node.type)
         again: list[Expression] = [Column(place, type_of(each)) for place, each in enumerate(operands)]
         name = self._calls.name(with_operands(node, again))
         texts = []

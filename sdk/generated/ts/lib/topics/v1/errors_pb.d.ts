@@ -476,6 +476,14 @@ export enum ErrorReason {
    * @generated from enum value: ERROR_REASON_QUERY_TOO_LARGE = 50;
    */
   QUERY_TOO_LARGE = 50,
+
+  /**
+   * The claim has ended, and another worker of the group holds some of its messages. Detail: `claim_id`.
+   * HTTP 409, gRPC FAILED_PRECONDITION.
+   *
+   * @generated from enum value: ERROR_REASON_CLAIM_EXPIRED = 51;
+   */
+  CLAIM_EXPIRED = 51,
 }
 
 /**

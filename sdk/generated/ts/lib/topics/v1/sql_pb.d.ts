@@ -343,6 +343,67 @@ export declare type TopicGap = Message<"topics.v1.TopicGap"> & {
 export declare const TopicGapSchema: GenMessage<TopicGap>;
 
 /**
+ * Asks for messages that no other worker of the group holds, and for the time to deal with them.
+ *
+ * @generated from message topics.v1.ClaimOptions
+ */
+export declare type ClaimOptions = Message<"topics.v1.ClaimOptions"> & {
+  /**
+   * Time for which the messages are held, in seconds, clamped to 86400; 0 is invalid_request. Default (absent): 60.
+   *
+   * @generated from field: optional uint32 visibility_seconds = 1;
+   */
+  visibilitySeconds?: number | undefined;
+};
+
+/**
+ * Describes the message topics.v1.ClaimOptions.
+ * Use `create(ClaimOptionsSchema)` to create a new message.
+ */
+export declare const ClaimOptionsSchema: GenMessage<ClaimOptions>;
+
+/**
+ * A range of messages that a worker holds. Once its time is over without an ack, the messages are handed out again.
+ *
+ * @generated from message topics.v1.Claim
+ */
+export declare type Claim = Message<"topics.v1.Claim"> & {
+  /**
+   * Identity of the claim, for Ack.
+   *
+   * @generated from field: string claim_id = 1;
+   */
+  claimId: string;
+
+  /**
+   * First offset of the range; offsets in it without a message were deleted, or are told in `gap`.
+   *
+   * @generated from field: uint64 from_offset = 2;
+   */
+  fromOffset: bigint;
+
+  /**
+   * Last offset of the range.
+   *
+   * @generated from field: uint64 to_offset = 3;
+   */
+  toOffset: bigint;
+
+  /**
+   * Time for which the range is held, in seconds from the answer on.
+   *
+   * @generated from field: uint32 visibility_seconds = 4;
+   */
+  visibilitySeconds: number;
+};
+
+/**
+ * Describes the message topics.v1.Claim.
+ * Use `create(ClaimSchema)` to create a new message.
+ */
+export declare const ClaimSchema: GenMessage<Claim>;
+
+/**
  * Kind of a change of a row.
  *
  * @generated from enum topics.v1.ChangeOp

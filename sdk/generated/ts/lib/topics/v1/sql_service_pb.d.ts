@@ -6,7 +6,7 @@
 
 import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import type { Message } from "@bufbuild/protobuf";
-import type { SqlResult, SqlRow, SqlValue, TopicGap, TopicMessage } from "./sql_pb.js";
+import type { Claim, ClaimOptions, SqlResult, SqlRow, SqlValue, TopicGap, TopicMessage } from "./sql_pb.js";
 import type { LogEnd } from "./group_pb.js";
 
 /**
@@ -148,6 +148,13 @@ export declare type SqlServiceConsumeRequest = Message<"topics.v1.SqlServiceCons
    * @generated from field: optional uint32 timeout_seconds = 7;
    */
   timeoutSeconds?: number | undefined;
+
+  /**
+   * Claim the messages; not with `start_offset`. Default (absent): read without a claim.
+   *
+   * @generated from field: optional topics.v1.ClaimOptions claim = 8;
+   */
+  claim?: ClaimOptions | undefined;
 };
 
 /**
@@ -189,6 +196,13 @@ export declare type SqlServiceConsumeResponse = Message<"topics.v1.SqlServiceCon
    * @generated from field: optional topics.v1.TopicGap gap = 4;
    */
   gap?: TopicGap | undefined;
+
+  /**
+   * What the call has claimed. Default (absent): nothing, since no claim was asked for or there was nothing in time.
+   *
+   * @generated from field: optional topics.v1.Claim claim = 5;
+   */
+  claim?: Claim | undefined;
 };
 
 /**
@@ -225,11 +239,18 @@ export declare type SqlServiceAckRequest = Message<"topics.v1.SqlServiceAckReque
   partitionId: number;
 
   /**
-   * Last offset that has been dealt with; required.
+   * Last offset that has been dealt with; required without `claim_id`. Default (absent): the last one of the claim.
    *
    * @generated from field: optional uint64 upto_offset = 4;
    */
   uptoOffset?: bigint | undefined;
+
+  /**
+   * Claim whose messages have been dealt with. Default (absent): none.
+   *
+   * @generated from field: optional string claim_id = 5;
+   */
+  claimId?: string | undefined;
 };
 
 /**
@@ -252,11 +273,19 @@ export declare type SqlServiceAckResponse = Message<"topics.v1.SqlServiceAckResp
   success: boolean;
 
   /**
-   * Last offset that the group has acknowledged now: the one of the request, or a higher one.
+   * Last offset up to which the group has acknowledged everything now: the one of the request, a higher one or, with
+   * claims, a lower one. While there is none, null in JSON, and over gRPC 0 with `none_yet`.
    *
    * @generated from field: uint64 acknowledged_offset = 2;
    */
   acknowledgedOffset: bigint;
+
+  /**
+   * True while the first message is not acknowledged, as can be with claims. Not in JSON.
+   *
+   * @generated from field: bool none_yet = 3;
+   */
+  noneYet: boolean;
 };
 
 /**
@@ -300,8 +329,13 @@ export declare const SqlService: GenService<{
    * Reads messages of a partition from where a group stands, and waits if there are none. Acknowledges nothing: the
    * same call gives the same messages until somebody acknowledges them. Members of a group are not distinguished.
    *
+   * With `claim` each call gives other messages: a range that no other claim of the group holds, from the lowest offset
+   * on that is not acknowledged, for workers that share a partition. Calls that wait are served in the order in which
+   * they came. Claims are in memory: a restart of the server, or a takeover, ends them. A repeated call claims another
+   * range; one that was lost is handed out again once its time is over.
+   *
    * Scope: read; the role user only with TOPICS_ALLOW_USER_ROLE_CONSUME. Errors: invalid_request, topic_not_found,
-   * partition_not_found, not_a_log, throttled.
+   * partition_not_found, not_a_log, throttled (max_open_claims).
    *
    * @generated from rpc topics.v1.SqlService.Consume
    */
@@ -314,8 +348,14 @@ export declare const SqlService: GenService<{
    * Acknowledges all messages of a partition up to an offset, for a group. Never moves a position back: an offset below
    * it succeeds and changes nothing. Replies when the position is as durable as the topic. Safe to retry.
    *
+   * With `claim_id` it acknowledges the range of a claim, in any order: the position follows the lowest offset that is
+   * not acknowledged. A claim whose time is over can be acknowledged until another worker has claimed its messages.
+   * Without `claim_id`, while workers of the group hold claims in the partition and for a minute after the last one has
+   * expired, it acknowledges the range that holds the offset, up to there, and not those before it.
+   *
    * Scope: read; the role user only with TOPICS_ALLOW_USER_ROLE_CONSUME. Errors: invalid_request (an offset that is
-   * not written yet), topic_not_found, partition_not_found, not_a_log, throttled (max_groups).
+   * not written yet, or not in the claim), claim_expired, topic_not_found, partition_not_found, not_a_log, throttled
+   * (max_groups, max_open_claims).
    *
    * @generated from rpc topics.v1.SqlService.Ack
    */
