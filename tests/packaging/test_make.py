@@ -79,9 +79,9 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path)
 
 
-BASE = "pip .[server,cli]"
+BASE = "pip .[server,cli,analytics]"
 DEV = "pip .[dev]"
-CLUSTER = "pip .[cluster,cli]"
+CLUSTER = "pip .[cluster,cli,analytics]"
 
 
 def test_setup_installs_the_server_and_setup_dev_the_rest(clone: Clone) -> None:

@@ -192,6 +192,7 @@ class TopicsApi:
             ),
         )
         self.sql.parts = self.parts
+        self.sql.settle_expiry = self.expiry_durable
         self.metrics.caches["plans"] = self.sql.plans
         self.metrics.caches["arrow"] = self.sql.analyses
         return self.sql
