@@ -17,6 +17,7 @@ from topics_gateway.cross_origin import CrossOrigin
 from topics_gateway.errors import error_response, internal
 from topics_gateway.group_endpoints import GroupEndpoints
 from topics_gateway.grpc_web import GrpcWeb
+from topics_gateway.live_events import LiveEndpoint
 from topics_gateway.origins import OriginPolicy
 from topics_gateway.probe_endpoints import ProbeEndpoints
 from topics_gateway.queue_endpoints import QueueEndpoints
@@ -118,6 +119,7 @@ def _handlers(api: Topics, settings: GatewaySettings, rendered: RenderCache) -> 
         calls = SqlEndpoints(api.sql, settings)
         sql = {
             "topics.v1.SqlService.Execute": calls.execute,
+            "topics.v1.SqlService.Subscribe": LiveEndpoint(api.sql.live, settings).subscribe,
             "topics.v1.SqlService.Consume": calls.consume,
             "topics.v1.SqlService.Ack": calls.ack,
         }

@@ -137,7 +137,7 @@ def message_members(message: Message) -> dict[str, Any]:
 
 def _rows(result: SqlResult, *, bigint_as_text: bool) -> Sequence[Sequence[Any]]:
     """The rows ready for JSON, converted a column at a time; those of plain types are as they are."""
-    converters = [_converter(column.type, bigint_as_text=bigint_as_text) for column in result.columns]
+    converters = [converter(column.type, bigint_as_text=bigint_as_text) for column in result.columns]
     if not result.rows or not any(converters):
         return result.rows
     columns = [
@@ -147,7 +147,8 @@ def _rows(result: SqlResult, *, bigint_as_text: bool) -> Sequence[Sequence[Any]]
     return list(zip(*columns, strict=True))
 
 
-def _converter(sql_type: Type | None, *, bigint_as_text: bool) -> Callable[[Any], Any] | None:
+def converter(sql_type: Type | None, *, bigint_as_text: bool) -> Callable[[Any], Any] | None:
+    """Return the function that makes the JSON of a value; None if that is the value itself."""
     if sql_type is not None and sql_type.kind is Kind.JSON:
         return _document
     if bigint_as_text and sql_type is not None and sql_type.kind is Kind.BIGINT:

@@ -118,6 +118,16 @@ CALLS: Final[Mapping[str, Call]] = {
         token=True,
     ),
     "SqlService.Execute": Call(name="executeSql"),
+    "SqlService.Subscribe": Call(
+        name="subscribeSql",
+        events={
+            "snapshot": "LiveSnapshotEvent",
+            "caught-up": "LiveCaughtUpEvent",
+            "change": "LiveChangeEvent",
+            "gap": "LiveGapEvent",
+            "error": "LiveErrorEvent",
+        },
+    ),
     "SqlService.Consume": Call(name="consumeTopic"),
     "SqlService.Ack": Call(name="ackTopic"),
     "AdminService.GetHealth": Call(probe=True),
@@ -138,6 +148,10 @@ EVENTS: Final[Mapping[str, tuple[str, frozenset[str]]]] = {
     "TombstoneEvent": ("TopicTombstone", frozenset({"missed_estimate"})),
     "CaughtUpEvent": ("CaughtUp", frozenset()),
     "TopicDeletedEvent": ("TopicDeleted", frozenset()),
+    "LiveSnapshotEvent": ("LiveSnapshot", frozenset()),
+    "LiveCaughtUpEvent": ("LiveCaughtUp", frozenset()),
+    "LiveChangeEvent": ("LiveChange", frozenset()),
+    "LiveGapEvent": ("LiveGap", frozenset()),
     "ErrorEvent": ("StreamError", frozenset()),
 }
 """Data of events: the message that each shows, and members that it lacks."""

@@ -270,6 +270,9 @@ class _Writer:
         }
         components["ErrorEvent"]["properties"]["topic"] = TEXT | {"description": "The queue, on its stream of work."}
         components["Error"] = self._error()
+        components["LiveErrorEvent"] = components["Error"]["properties"]["error"] | {
+            "description": "Why the stream ends. With the last position, asking again continues where it ended.",
+        }
         return dict(sorted(components.items()))
 
     def _error(self) -> Schema:

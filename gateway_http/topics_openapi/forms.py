@@ -62,6 +62,13 @@ _BINARY: Final[Schema] = {
 _GROUP: Final = Form(required=True, more={"minLength": 1, "maxLength": 255})
 _VALUES: Final[Schema] = {"type": "array", "items": ANY}
 _ROWS: Final[Schema] = {"type": "array", "items": _VALUES}
+_LIVE_ROW: Final[Schema] = {"type": "object", "description": "Values by the names of the columns."}
+_BIGINT: Final[Schema] = {
+    "description": "How BIGINT values are written in the answer: as numbers, or as text for JavaScript, whose "
+    "numbers are exact up to 2^53 only. Default: number.",
+    "type": "string",
+    "enum": ["number", "string"],
+}
 _WORDS_OF_OP: Final[Schema] = {"type": "string", "enum": ["Insert", "Update", "Delete"]}
 _WORDS_OF_MODE: Final[Schema] = {"type": "string", "enum": ["Key", "Full", "Diff"]}
 _START: Final[Schema] = {
@@ -174,6 +181,10 @@ REQUESTS: Final[Mapping[str, Form]] = {
     "ExecuteRequest.params": Form(null=True, schema=_VALUES),
     "ExecuteRequest.param_rows": Form(null=True, schema=_ROWS | {"maxItems": 10000}),
     "ExecuteRequest.namespace_id": _NULL,
+    "SubscribeRequest.sql": Form(required=True, more={"minLength": 1, "maxLength": 1 << 20}),
+    "SubscribeRequest.params": Form(null=True, schema=_VALUES),
+    "SubscribeRequest.namespace_id": _NULL,
+    "SubscribeRequest.after": Form(null=True, schema={"type": "string", "pattern": "^[0-9a-f]{16}-[0-9]{1,19}$"}),
     "SqlServiceConsumeRequest.group_id": _GROUP,
     "SqlServiceConsumeRequest.start_at": _OMIT,
     "SqlServiceConsumeRequest.start_offset": _OMIT,
@@ -252,6 +263,11 @@ ANSWERS: Final[Mapping[str, Form]] = {
     "CaughtUp.partition": _PLACE,
     "TopicDeleted.partition": _PLACE,
     "SqlResult.rows": Form(schema=_ROWS),
+    "LiveSnapshot.rows": Form(schema={"type": "array", "items": _LIVE_ROW}),
+    "LiveSnapshot.position": _ABSENT,
+    "LiveChange.op": Form(schema=_WORDS_OF_OP),
+    "LiveChange.row": Form(schema=_LIVE_ROW | {"type": ["object", "null"]}),
+    "LiveChange.old": Form(schema=_LIVE_ROW | {"type": ["object", "null"]}),
     "TopicMessage.message_id": _NULL,
     "TopicMessage.source_table": _NULL,
     "TopicMessage.op": Form(null=True, schema=_WORDS_OF_OP),
@@ -290,14 +306,8 @@ ADDED: Final[Mapping[str, Schema]] = {
         "topic": TEXT | {"description": "In place of `topics`: the one topic concerned."},
         "partition": U32 | {"description": "With `topic`: the one partition concerned."},
     },
-    "ExecuteRequest": {
-        "bigint": {
-            "description": "How BIGINT values are written in the answer: as numbers, or as text for JavaScript, whose "
-            "numbers are exact up to 2^53 only. Default: number.",
-            "type": "string",
-            "enum": ["number", "string"],
-        },
-    },
+    "ExecuteRequest": {"bigint": _BIGINT},
+    "SubscribeRequest": {"bigint": _BIGINT},
     "ExecuteResponse": {
         "status": {"description": "An error has the status `error`.", "type": "string", "enum": ["success"]},
     },

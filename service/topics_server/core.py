@@ -141,7 +141,7 @@ class Core:
         if self._measures_lag:
             sources = process_sources(self._lag, authorizer, traces.statistics, sources)
         self.api = TopicsApi(engine, self._commit, pressure, settings.watch_caps, sources, observers)
-        self.api.serve_sql(
+        sql = self.api.serve_sql(
             Reader(),
             self.authorizer.users,
             self.authorizer.passwords,
@@ -149,6 +149,9 @@ class Core:
             timeout_seconds=settings.sql_statement_timeout,
             analyses=Analyses(cache_bytes=settings.sql_cache_bytes, memory_bytes=settings.sql_memory_bytes),
         )
+        sql.live.max_queries = settings.sql_max_live_queries
+        changes = engine.tables.changes
+        changes.max_bytes, changes.idle_ms = settings.sql_changes_bytes, settings.sql_changes_idle_seconds * 1000
         consumers = self.api.consumers
         consumers.default_timeout, consumers.max_timeout = (
             settings.default_consume_timeout,

@@ -30,7 +30,7 @@ from topics_shards.process import ProcessApi
 from topics_shards.sessions import RelayedCancels, RelayedSessions
 from topics_shards.shard_work import ShardWork
 from topics_shards.shards import LostCallError, Method, P, Shards
-from topics_shards.sql import ShardedSql, SqlPlacements
+from topics_shards.sql import ShardedLive, ShardedSql, SqlPlacements
 from topics_shards.topics import ShardedTopics
 
 log: Final = logging.getLogger("topics.server")
@@ -99,7 +99,7 @@ class ServedShards:
         self.api.watches.connections.quotas = authorizer.quotas
         metrics.watch_lag = self.api.watches.lag
         metrics.lags = self.api.groups.lags
-        self.api.sql = ShardedSql(located, self.api.consumers)
+        self.api.sql = ShardedSql(located, self.api.consumers, ShardedLive(located, self.api.watches.connection))
         self._groups = settings.kafka.groups
         self._kafka = ShardedKafka(self.api, located, brokers, replica)
         self._timeout_seconds = settings.sql_statement_timeout

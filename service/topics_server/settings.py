@@ -321,6 +321,15 @@ class Settings:
     sql_memory_bytes: int = _setting(
         "TOPICS_SQL_MEMORY_BYTES", 512 << 20, "maximum memory in which analytical queries compute"
     )
+    sql_max_live_queries: int = _setting(
+        "TOPICS_SQL_MAX_LIVE_QUERIES", 10_000, "maximum live queries that are followed; 0 is unlimited"
+    )
+    sql_changes_bytes: int = _setting(
+        "TOPICS_SQL_CHANGES_BYTES", 64 << 20, "maximum size of the log of changes of one table"
+    )
+    sql_changes_idle_seconds: int = _setting(
+        "TOPICS_SQL_CHANGES_IDLE_SECONDS", 3600, "lifetime of a log of changes without live queries"
+    )
     max_topics: int = _setting("TOPICS_MAX_TOPICS", 100_000, "maximum topics, counted by partitions; 0 is unlimited")
     max_partitions: int = _setting("TOPICS_MAX_PARTITIONS", 1000, "maximum partitions of one topic")
     max_routers: int = _setting("TOPICS_MAX_ROUTERS", 10_000, "maximum routers; 0 is unlimited")

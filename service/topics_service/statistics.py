@@ -65,6 +65,16 @@ class SqlStatistics:
 
 
 @dataclass(slots=True)
+class LiveStatistics:
+    """Live queries that are followed, and what they were given since the start: rows of snapshots, changes, gaps."""
+
+    queries: int = 0
+    rows: int = 0
+    changes: int = 0
+    gaps: int = 0
+
+
+@dataclass(slots=True)
 class WatchStatistics:
     """Connected streams, and frames sent to watchers since the start.
 

@@ -19,6 +19,7 @@ from topics_service.api.running import LostCallError as LostCallError  # for imp
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.sql.held import HeldSessions
+from topics_service.api.sql.live import LiveApi
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchApi
 
@@ -59,6 +60,7 @@ class Shard:
         }
         if api.sql is not None:
             self.objects |= {SqlApi.__name__: api.sql, HeldSessions.__name__: HeldSessions(api)}
+            self.objects[LiveApi.__name__] = api.sql.live
 
     def of(self, method: Callable[..., object]) -> object:
         """The object that has the method."""

@@ -1,9 +1,13 @@
 """SQL over shards: all tables, and the topics that SQL makes, are in one shard."""
 
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, aclosing
+
 from topics_service.api.access.auth import Principal
 from topics_service.api.interfaces import Consumers
 from topics_service.api.placements import PlacementsApi
 from topics_service.api.sql.executor import SqlApi
+from topics_service.api.sql.live import LiveApi, LiveFrame, LiveRequest
 from topics_service.api.sql.requests import SqlReply, SqlRequest
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
@@ -13,11 +17,28 @@ from topics_service.engine.tables.model import DEFAULT_PLACEMENT
 from topics_shards.locating import Located
 
 
+class ShardedLive:
+    """See LiveApi: a live query runs where the tables are, and takes a connection slot here."""
+
+    def __init__(self, located: Located, connection: Callable[[Principal], AbstractContextManager[None]]) -> None:
+        self._shards = located.shards
+        self._connection = connection
+
+    async def follow(self, request: LiveRequest, *, principal: Principal) -> AsyncGenerator[LiveFrame, None]:
+        """See LiveApi."""
+        frames = self._shards.stream(SQL_SHARD, LiveApi.follow, request, principal=principal, slot=False)
+        async with aclosing(frames):
+            with self._connection(principal):
+                async for frame in frames:
+                    yield frame
+
+
 class ShardedSql:
     """See SqlApi."""
 
-    def __init__(self, located: Located, consumers: Consumers) -> None:
+    def __init__(self, located: Located, consumers: Consumers, live: ShardedLive) -> None:
         self.consumers = consumers
+        self.live = live
         self._shards = located.shards
 
     async def execute(self, request: SqlRequest, *, principal: Principal) -> SqlReply:

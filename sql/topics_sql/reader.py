@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.tables.errors import Place
@@ -11,7 +11,7 @@ from topics_service.engine.tables.plans import Action, Plan
 from topics_service.engine.tables.schema import Schema
 from topics_service.engine.tables.types import Type
 from topics_sql import syntax
-from topics_sql.binding import changes, others, queries, tables, topics, views
+from topics_sql.binding import changes, live, others, queries, tables, topics, views
 from topics_sql.binding.scope import Context
 from topics_sql.grammar.statements import number_error, statements
 from topics_sql.tokens import place_of, refuse
@@ -42,6 +42,15 @@ class Reader:
         except RecursionError:
             raise refuse(text, 0, "the statement is nested too deep") from None
         return [Statement(text, each.tree, each.position, at, len(found) > 1) for at, each in enumerate(found)]
+
+    def parse_live(self, text: str) -> Sequence[Statement]:
+        """Parse the text of a live query, SUBSCRIBE or SELECT. Raises as `parse`."""
+        return [
+            structs.replace(each, tree=syntax.Subscribe(each.position, each.tree))
+            if isinstance(each.tree, syntax.Select | syntax.Compound | syntax.Values)
+            else each
+            for each in self.parse(text)
+        ]
 
     def bind(self, statement: Statement, schema: Schema, namespace: str, given: Sequence[Type | None] = ()) -> Plan:
         """Plan a statement. Raises the errors of docs/errors.md, with their place."""
@@ -84,7 +93,7 @@ BINDERS: Final[dict[type, Callable[[Context, Any], Action]]] = {
     syntax.DropSource: topics.drop_source,
     syntax.Consume: topics.consume,
     syntax.Ack: topics.ack,
-    syntax.Subscribe: topics.subscribe,
+    syntax.Subscribe: live.subscribe,
     syntax.CreateUser: others.create_user,
     syntax.AlterUser: others.alter_user,
     syntax.DropUser: others.drop_user,

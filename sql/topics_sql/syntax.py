@@ -407,6 +407,8 @@ class Ack(Struct, frozen=True):
 
 class Subscribe(Struct, frozen=True):
     at: int
+    query: Query
+    options: tuple[Option, ...] = ()
 
 
 # ------------------------------------------------------------------------- others

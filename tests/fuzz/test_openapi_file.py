@@ -52,6 +52,7 @@ READ = {
     "CreateWatchRequest": watch_endpoints._WATCH,
     "WatchTopic": watch_endpoints._TOPIC,
     "ExecuteRequest": sql_body._MEMBERS,
+    "SubscribeRequest": sql_body._LIVE_MEMBERS,
     "SqlServiceConsumeRequest": sql_endpoints._CONSUME,
     "SqlServiceAckRequest": sql_endpoints._ACK,
     "ClaimOptions": sql_endpoints._CLAIM,

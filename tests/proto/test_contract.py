@@ -54,7 +54,12 @@ ENDPOINTS = {
     ("GET", "/v0/topics/:topic/jobs"): "QueueService.ListJobs",
     **{
         ("POST", f"{version}{path}"): f"SqlService.{rpc}"
-        for path, rpc in (("/api/sql", "Execute"), ("/api/topics/consume", "Consume"), ("/api/topics/ack", "Ack"))
+        for path, rpc in (
+            ("/api/sql", "Execute"),
+            ("/api/sql/subscribe", "Subscribe"),
+            ("/api/topics/consume", "Consume"),
+            ("/api/topics/ack", "Ack"),
+        )
         for version in ("", "/v1")
     },
     ("GET", "/v0/health"): "AdminService.GetHealth",
@@ -115,6 +120,7 @@ HTTP_STATUS = {
     "dependent_objects": 409,
     "not_a_log": 409,
     "claim_expired": 409,
+    "schema_changed": 409,
     "result_too_large": 413,
     "query_too_large": 413,
     "query_timeout": 504,
@@ -247,7 +253,7 @@ def test_requests_and_responses_belong_to_one_rpc() -> None:
 
 def test_streams() -> None:
     streaming = {m.name for m in methods() if m.server_streaming}
-    assert streaming == {"AppendStream", "BulkDiff", "OpenWatch", "Watch", "Work"}
+    assert streaming == {"AppendStream", "BulkDiff", "OpenWatch", "Watch", "Work", "Subscribe"}
     assert {m.name for m in methods() if m.client_streaming} == {"AppendStream"}
 
 

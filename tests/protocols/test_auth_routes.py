@@ -58,6 +58,7 @@ NEEDS = {
     "WatchService.OpenWatch": {"read"},
     "WatchService.Watch": {"read"},
     "SqlService.Execute": set(),  # those of each statement
+    "SqlService.Subscribe": set(),
     "SqlService.Consume": {"read"},
     "SqlService.Ack": {"read"},
     "AdminService.GetMetrics": {"read"},

@@ -48,7 +48,7 @@ KINDS = {
     NotFoundError: """topic_not_found router_not_found not_found partition_not_found group_not_found table_not_found
         namespace_not_found route_not_found index_not_found user_not_found zone_not_found""",
     ConflictError: """router_cycle topic_exists_incompatible topic_not_empty not_a_queue topic_full group_not_empty
-        unique_violation already_exists dependent_objects not_a_log claim_expired""",
+        unique_violation already_exists dependent_objects not_a_log claim_expired schema_changed""",
     UnavailableError: "throttled not_ready shutting_down server_shutting_down query_timeout",
     TopicsError: "internal",
 }

@@ -7,7 +7,16 @@ from uuid import UUID
 
 import pytest
 
-from topics_client import ConflictError, InvalidRequestError, NotFoundError, TopicsClient
+from topics_client import (
+    ConflictError,
+    InvalidRequestError,
+    LiveCaughtUp,
+    LiveChange,
+    LiveGap,
+    LiveSnapshot,
+    NotFoundError,
+    TopicsClient,
+)
 
 
 @dataclass
@@ -104,3 +113,31 @@ def test_messages(client: TopicsClient, space: str) -> None:
     assert client.consume(topic, group="w", claim_seconds=60).claim is None
     with pytest.raises(InvalidRequestError):
         client.consume(topic, group="g", start="middle")  # type: ignore[arg-type]
+
+
+def test_a_live_query_is_a_snapshot_and_changes(client: TopicsClient, space: str) -> None:
+    client.sql(f"CREATE TABLE {space}.t (id INT PRIMARY KEY, price DECIMAL(10, 2))")
+    client.sql(f"INSERT INTO {space}.t VALUES (1, 1.5)")
+    text = "SELECT id, price FROM t WHERE id < $1"
+    with client.subscribe(text, [10], namespace=space) as live:
+        first = next(live)
+        assert isinstance(first, LiveSnapshot)
+        assert first.rows == [{"id": 1, "price": Decimal("1.50")}]
+        assert isinstance(next(live), LiveCaughtUp)
+        client.sql(f"INSERT INTO {space}.t VALUES (2, 2), (20, 3)")
+        change = next(live)
+        assert isinstance(change, LiveChange)
+        assert (change.op, change.row, change.old) == ("Insert", {"id": 2, "price": Decimal(2)}, None)
+        position = live.position
+    client.sql(f"DELETE FROM {space}.t")
+    with client.subscribe(text, [10], namespace=space, after=position) as live:
+        ops = [next(live) for _ in range(2)]
+        assert [event.op for event in ops if isinstance(event, LiveChange)] == ["Delete", "Delete"]
+    with client.subscribe(text, [10], namespace=space, after="0" * 16 + "-7") as live:
+        gap = next(live)
+        assert isinstance(gap, LiveGap)
+        assert (gap.reason, live.position) == ("unknown", None)
+        assert next(live) == LiveSnapshot([], True, gap.to_position)
+        client.sql(f"ALTER TABLE {space}.t ADD COLUMN c INT")
+        with pytest.raises(ConflictError):
+            list(live)

@@ -24,7 +24,7 @@ from topics_shards.holds import HoldSender
 from topics_shards.locating import Located
 from topics_shards.remote import RemoteShards, remote_methods
 from topics_shards.shards import LocalShards, Shard, Shards
-from topics_shards.sql import ShardedSql, SqlPlacements
+from topics_shards.sql import ShardedLive, ShardedSql, SqlPlacements
 from topics_shards.topics import ShardedTopics
 from topics_shards.wire.client import Channel
 from topics_shards.wire.server import ShardServer, unix
@@ -57,7 +57,7 @@ class ShardsWorld:
         ]
         metrics = Metrics(engines[0], CommitStatistics())
         self.api = ShardedTopics(located, engines[0].limits, metrics, NO_OBSERVERS, LocalHealth(apis))
-        self._sql = ShardedSql(located, self.api.consumers)
+        self._sql = ShardedSql(located, self.api.consumers, ShardedLive(located, self.api.watches.connection))
 
     @property
     def untold(self) -> int:

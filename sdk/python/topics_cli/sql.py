@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from topics_cli import output, server, shell
+from topics_cli import output, server, shell, sqlfollow
 from topics_cli.sqltext import Part, parts, pointed, used_namespace
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def add_parser(commands: "Commands") -> None:
         "--namespace", default="", metavar="NAME", help="namespace of names that have none (default: default)"
     )
     parser.add_argument("--format", choices=_FORMATS, help="format of rows (default: table, with --json ndjson)")
+    sqlfollow.add_arguments(parser)
     output.add_arguments(parser)
     server.add_arguments(parser)
     parser.set_defaults(run=run)
@@ -66,8 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     parameters = _parameters(arguments)
+    sqlfollow.check(arguments)
     texts = list(arguments.command)
     with server.client(arguments) as client:
+        if arguments.follow:
+            return sqlfollow.follow(client, arguments, parameters)
         session = _Session(client, arguments, parameters)
         if not texts and not arguments.files and sys.stdin is not None and sys.stdin.isatty():
             return session.prompt()

@@ -4,6 +4,7 @@ from .aio.arrow import AsyncArrowStream as AsyncArrowStream
 from .aio.client import AsyncTopicsClient as AsyncTopicsClient
 from .aio.streams import (
     AsyncReadStream as AsyncReadStream,
+    AsyncLiveStream as AsyncLiveStream,
     AsyncWatchStream as AsyncWatchStream,
 )
 from .codecs import (
@@ -60,6 +61,13 @@ from .producer.api import (
 from .producer.core import ProducerStatistics as ProducerStatistics
 from .reading import ReadOptions as ReadOptions
 from .retry import Retry as Retry
+from .sqllive import (
+    LiveCaughtUp as LiveCaughtUp,
+    LiveChange as LiveChange,
+    LiveEvent as LiveEvent,
+    LiveGap as LiveGap,
+    LiveSnapshot as LiveSnapshot,
+)
 from .sqlresults import (
     Message as Message,
     MessageClaim as MessageClaim,
@@ -71,6 +79,7 @@ from .sqlresults import (
 from .sync.arrow import ArrowStream as ArrowStream
 from .sync.client import TopicsClient as TopicsClient
 from .sync.streams import (
+    LiveStream as LiveStream,
     ReadStream as ReadStream,
     WatchStream as WatchStream,
 )

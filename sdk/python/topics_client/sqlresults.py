@@ -1,7 +1,7 @@
 """Results of SQL statements, and messages of topics."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -187,6 +187,21 @@ def messages_of(reply: sql_service_pb2.SqlServiceConsumeResponse) -> Messages:
     return Messages([_message(each) for each in reply.messages], reply.next_offset, reply.has_more, gap, claim)
 
 
+def columns_of(schema: Iterable[sql_pb2.SqlColumn]) -> tuple[SqlColumn, ...]:
+    """The columns of a result."""
+    return tuple(SqlColumn(column.name, column.data_type) for column in schema)
+
+
+def readers_of(columns: Iterable[SqlColumn]) -> list[Callable[[Any], Any] | None]:
+    """The functions that make Python's values of those of columns; None where they are the same."""
+    return [_READERS.get(column.data_type.partition("(")[0]) for column in columns]
+
+
+def read_row(row: sql_pb2.SqlRow, readers: Sequence[Callable[[Any], Any] | None]) -> tuple[Any, ...]:
+    """The values of a row."""
+    return tuple(_read(value, reader) for value, reader in zip(row.values, readers, strict=True))
+
+
 def _value(value: Any) -> sql_pb2.SqlValue:
     match value:
         case None:
@@ -211,11 +226,9 @@ def _value(value: Any) -> sql_pb2.SqlValue:
 
 
 def _result(result: sql_pb2.SqlResult, of: Any) -> SqlResult[Any]:
-    columns = tuple(SqlColumn(column.name, column.data_type) for column in result.schema)
-    readers = [_READERS.get(column.data_type.partition("(")[0]) for column in columns]
-    rows = [
-        tuple(_read(value, reader) for value, reader in zip(row.values, readers, strict=True)) for row in result.rows
-    ]
+    columns = columns_of(result.schema)
+    readers = readers_of(columns)
+    rows = [read_row(row, readers) for row in result.rows]
     message = result.message if result.HasField("message") else None
     gaps = tuple(
         RecordGap(gap.topic, gap.partition, gap.from_seq, gap.to_seq, cast(GapReason, text_of("reason", gap.reason)))
@@ -239,7 +252,7 @@ def _message(message: sql_pb2.TopicMessage) -> Message:
         offset=message.offset,
         message_id=message.message_id if message.HasField("message_id") else None,
         source_table=message.source_table if message.HasField("source_table") else None,
-        op=_OPS[message.op] if message.HasField("op") else None,
+        op=OPS[message.op] if message.HasField("op") else None,
         ts_ms=message.ts_ms,
         payload_mode=_MODES[message.payload_mode],
         payload=message.payload if message.HasField("payload") else None,
@@ -278,5 +291,5 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "DOUBLE": _float,
     "REAL": _float,
 }
-_OPS: Final[Mapping[int, Literal["Insert", "Update", "Delete"]]] = {1: "Insert", 2: "Update", 3: "Delete"}
+OPS: Final[Mapping[int, Literal["Insert", "Update", "Delete"]]] = {1: "Insert", 2: "Update", 3: "Delete"}
 _MODES: Final[Mapping[int, Literal["Key", "Full", "Diff"]]] = {1: "Key", 2: "Full", 3: "Diff"}

@@ -13,7 +13,7 @@ from topics_service.api.access.authorizer import rule_of
 PACKAGE: Final = "topics.v1."
 UNTRACED: Final = frozenset({"AdminService.GetHealth", "AdminService.GetReady", "AdminService.GetMetrics"})
 """Probes and scrapes, which are frequent and uninteresting."""
-STREAMS: Final = frozenset({"WatchService.OpenWatch", "QueueService.Work"})
+STREAMS: Final = frozenset({"WatchService.OpenWatch", "QueueService.Work", "SqlService.Subscribe"})
 NAMES: Final = {
     "topic": "messaging.destination.name",
     "router": "topics.router",

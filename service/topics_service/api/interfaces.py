@@ -9,6 +9,7 @@ from topics_service.api.groups import CommitReply, ConsumeReply, ConsumeRequest
 from topics_service.api.metrics.collector import Counters
 from topics_service.api.observers import Observers
 from topics_service.api.scheduling.pressure import Shortage
+from topics_service.api.sql import live
 from topics_service.api.sql import requests as sql
 from topics_service.api.topics import Settable, Submitted
 from topics_service.api.watch_sessions import Session
@@ -201,8 +202,21 @@ class Consumers(Protocol):
         ...
 
 
+class LiveQueries(Protocol):
+    """The calls of live queries; see LiveApi."""
+
+    def follow(self, request: live.LiveRequest, *, principal: Principal) -> AsyncGenerator[live.LiveFrame, None]:
+        """The frames of a live query, the first of which says that it is open; closing it ends it."""
+        ...
+
+
 class Sql(Protocol):
     """The calls of SQL; see SqlApi."""
+
+    @property
+    def live(self) -> LiveQueries:
+        """The calls of live queries."""
+        ...
 
     async def execute(self, request: sql.SqlRequest, *, principal: Principal) -> sql.SqlReply:
         """Run the statements of a request. The error of one is in the reply, with the results before it."""

@@ -32,6 +32,7 @@ from topics_service.api.scheduling.pressure import Pressure, Shortage
 from topics_service.api.sql.analysis.api import Analyses
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
+from topics_service.api.sql.live import LiveApi
 from topics_service.api.sql.reader import SqlReader
 from topics_service.api.sql.system import SettingLine, SystemTables
 from topics_service.api.sql.users import UserStatements
@@ -186,6 +187,9 @@ class TopicsApi:
             observers=self.observers,
             timeout_seconds=timeout_seconds,
             analyses=analyses,
+            live=LiveApi(
+                self._admit, self._settle, reader, self.watches.connection, self.notify_on_drain, self.metrics.live
+            ),
         )
         self.sql.parts = self.parts
         self.sql.settle_expiry = self.expiry_durable

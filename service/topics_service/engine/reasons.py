@@ -65,6 +65,7 @@ class Reason(Enum):
     ZONE_NOT_FOUND = ErrorSpec("zone_not_found", 404, "NOT_FOUND")
     QUERY_TOO_LARGE = ErrorSpec("query_too_large", 413, "RESOURCE_EXHAUSTED")
     CLAIM_EXPIRED = ErrorSpec("claim_expired", 409, "FAILED_PRECONDITION")
+    SCHEMA_CHANGED = ErrorSpec("schema_changed", 409, "ABORTED")
 
     @property
     def code(self) -> str:

@@ -27,7 +27,7 @@ from topics_sql.syntax import ColumnName, Option
 
 SNOWFLAKE: Final = "snowflake_id()"
 DURABILITIES: Final = ("disk", "fsync")
-TABLE_OPTIONS: Final = ("durability", "type", "access_level")
+TABLE_OPTIONS: Final = ("durability", "changes", "type", "access_level")
 MAX_COLUMNS: Final = 1600
 MAX_CONSTRAINTS: Final = 1000
 """UNIQUE and CHECK of one table."""
@@ -55,14 +55,14 @@ def create_table(context: Context, tree: syntax.CreateTable) -> plans.CreateTabl
         ColumnSchema(each.id, each.name, each.type, each.not_null or each.id in key, each.default, each.default_text)
         for each in columns
     ]
-    durability, placement = _table_options(context, tree.options, full.namespace)
+    durability, placement, changes = _table_options(context, tree.options, full.namespace)
     indexes = _constraints(context, draft, tree.uniques)
     checks = _checks(context, draft, tree.checks)
     table = Table(
         0, full.namespace, full.name, tuple(columns), key, (tuple(each.id for each in columns),), len(columns),
         indexes=indexes, checks=checks, durability=durability, placement=placement,
     )  # fmt: skip
-    return plans.CreateTable(table, tree.if_not_exists)
+    return plans.CreateTable(table, tree.if_not_exists, changes)
 
 
 def _check_counts(context: Context, tree: syntax.CreateTable) -> None:
@@ -169,12 +169,21 @@ def one_of(context: Context, option: Option, known: Sequence[str]) -> str:
     return str(value)
 
 
-def _table_options(context: Context, options: Sequence[Option], namespace: str) -> tuple[str, str]:
-    found = context.schema.namespace(namespace)
+def switch(context: Context, option: Option) -> bool:
+    """The value of an option that is on or off."""
+    words = {True: "on", False: "off"}
+    value = words[option.value] if isinstance(option.value, bool) else option.value
+    return one_of(context, Option(option.at, option.name, value, option.value_at), ("on", "off")) == "on"
+
+
+def _table_options(context: Context, options: Sequence[Option], namespace: str) -> tuple[str, str, bool]:
+    found, changes = context.schema.namespace(namespace), False
     durability, placement = "disk", DEFAULT_PLACEMENT if found is None else found.placement
     for option in options:
         if option.name == "durability":
             durability = one_of(context, option, DURABILITIES)
+        elif option.name == "changes":
+            changes = switch(context, option)
         elif option.name == "type":
             if str(option.value).lower() in ("user", "stream"):
                 message = f"{str(option.value).upper()} tables are not supported"
@@ -184,7 +193,7 @@ def _table_options(context: Context, options: Sequence[Option], namespace: str) 
             raise context.refuse(option.at, "ttl_seconds of a table is not supported", Reason.UNSUPPORTED_SQL)
         elif option.name != "access_level":
             unknown_option(context, option, TABLE_OPTIONS)
-    return durability, placement
+    return durability, placement, changes
 
 
 def placement_of(context: Context, option: Option) -> str:
@@ -260,12 +269,15 @@ def _drop_column(context: Context, table: Table, change: syntax.DropColumn) -> p
 
 
 def _set_options(context: Context, table: Table, options: Sequence[Option]) -> plans.SetTableOptions:
-    durability = table.durability
+    durability, changes = table.durability, None
     for option in options:
+        if option.name == "changes":
+            changes = switch(context, option)
+            continue
         if option.name != "durability":
-            unknown_option(context, option, ("durability",))
+            unknown_option(context, option, ("durability", "changes"))
         durability = one_of(context, option, DURABILITIES)
-    return plans.SetTableOptions(table, durability)
+    return plans.SetTableOptions(table, durability, changes)
 
 
 def drop_table(context: Context, tree: syntax.DropTable) -> plans.Action:

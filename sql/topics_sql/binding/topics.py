@@ -12,7 +12,7 @@ from topics_service.engine.tables.model import RESERVED_NAMESPACES, Op, PayloadM
 from topics_sql import syntax
 from topics_sql.binding.expressions import Expressions
 from topics_sql.binding.scope import Context, Relation, relation
-from topics_sql.binding.tables import one_of, unknown_option
+from topics_sql.binding.tables import one_of, switch, unknown_option
 from topics_sql.binding.topic_names import find_topic, look_up
 from topics_sql.grammar.cursor import MAX_INT
 from topics_sql.syntax import ObjectName, Option
@@ -162,10 +162,7 @@ def _source_options(context: Context, options: Sequence[Option]) -> tuple[Payloa
         if option.name == "payload":
             mode = MODES[one_of(context, option, tuple(MODES))]
         elif option.name == "tombstones":
-            words = {True: "on", False: "off"}
-            value = words.get(option.value, option.value) if isinstance(option.value, bool) else option.value
-            plain = Option(option.at, option.name, value, option.value_at)
-            tombstones = one_of(context, plain, ("on", "off")) == "on"
+            tombstones = switch(context, option)
         else:
             unknown_option(context, option, SOURCE_OPTIONS)
     return mode, tombstones
@@ -200,8 +197,3 @@ def consume(context: Context, tree: syntax.Consume) -> plans.Consume:
 def ack(context: Context, tree: syntax.Ack) -> plans.Ack:
     """Plan ACK."""
     return plans.Ack(find_topic(context, tree.topic).name, tree.group, tree.partition, tree.upto)
-
-
-def subscribe(context: Context, tree: syntax.Subscribe) -> plans.Action:
-    """Refuse SUBSCRIBE."""
-    raise context.refuse(tree.at, "live queries are not supported", Reason.UNSUPPORTED_SQL)

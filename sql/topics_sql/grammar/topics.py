@@ -13,8 +13,12 @@ from topics_sql.syntax import (
     CreateTopic,
     DropSource,
     DropTopic,
+    From,
+    Item,
     ObjectName,
     Option,
+    Query,
+    Select,
     SetAlias,
     SetTopic,
     Span,
@@ -163,13 +167,14 @@ def subscribe(cursor: Cursor) -> Subscribe:
     """Read SUBSCRIBE."""
     at = cursor.at
     cursor.expect("subscribe", "to")
+    wanted: Query
     if cursor.take_operator("("):
-        query(cursor)
+        wanted = query(cursor)
         cursor.expect_operator(")")
     else:
-        cursor.object_name("a table")
-        if cursor.take("where"):
-            expression(cursor)
-    if cursor.take("options"):
-        cursor.options()
-    return Subscribe(at)
+        table_at = cursor.at
+        table = cursor.object_name("a table")
+        where = expression(cursor) if cursor.take("where") else None
+        item, source = Item(table_at, None, star=True), From(table)
+        wanted = Select(at=table_at, items=(item,), source=source, where=where)
+    return Subscribe(at, wanted, cursor.options() if cursor.take("options") else ())

@@ -1,5 +1,7 @@
 """`topics sql`."""
 
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,22 @@ def test_the_prompt(shop: Cli, tmp_path: Path) -> None:
         shown.type("exit\r")
         assert shown.end() == 1
     assert "SELECT name" in (tmp_path / "topics/sql_history").read_text()
+
+
+def test_following_a_query(topics: Cli) -> None:
+    topics("sql", "-c", "CREATE TABLE followed.t (id INT PRIMARY KEY)", "-c", "INSERT INTO followed.t VALUES (1)")
+    text = "SELECT id FROM followed.t WHERE id < $1;"
+    with topics.start("sql", "--follow", "-c", text, "-p", "5", stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        lines = (json.loads(line) for line in running.stdout)
+        assert next(lines) == {"op": "Snapshot", "row": {"id": 1}}
+        assert next(lines)["op"] == "CaughtUp"
+        topics("sql", "-c", "INSERT INTO followed.t VALUES (7), (2)")
+        change = next(lines)
+        assert (change["op"], change["row"], change["old"]) == ("Insert", {"id": 2}, None)
+        running.kill()
+    topics("sql", "-c", "DELETE FROM followed.t; DROP TABLE followed.t CASCADE")
+    assert "table_not_found" in topics("sql", "--follow", "-c", text, "-p", "5", code=3).err
+    topics("sql", "--after", "x", "-c", "SELECT 1", code=2)
+    topics("sql", "--follow", code=2)
+    topics("sql", "--follow", "-c", "SELECT 1", "--format", "csv", code=2)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from topics_client.aio.base import AsyncBase
+from topics_client.aio.streams import AsyncLiveStream
 from topics_client.requests import sql_consume_request
+from topics_client.sqllive import Following
 from topics_client.sqlresults import messages_of, results_of, rows_of, values_of
 from topics_proto.v1 import sql_service_pb2 as pb
 
@@ -80,6 +82,19 @@ class AsyncSql(AsyncBase):
             return SqlResult((), (), 0)
         reply = await self.connection.unary(self.connection.sql.Execute, request, repeatable=repeatable)
         return results_of(reply)[-1]
+
+    def subscribe(
+        self, text: str, parameters: Sequence[Any] = (), *, namespace: str = "", after: str | None = None
+    ) -> AsyncLiveStream:
+        """Follow the rows of a query, `SELECT columns FROM table WHERE …` or SUBSCRIBE TO: LiveSnapshot first, then
+        LiveChange for each change, and LiveCaughtUp when there is no more at a moment; endless.
+
+        `after`, the `position` of an earlier stream, continues behind it without a snapshot; if changes are missing
+        there, LiveGap and a snapshot follow. Raises ConflictError (`schema_changed`) when the columns of the table are
+        changed: subscribe again, with the last position.
+        """
+        request = pb.SubscribeRequest(sql=text, params=values_of(parameters), namespace_id=namespace, after=after)
+        return AsyncLiveStream(self.connection, Following(request))
 
     async def consume(
         self,

@@ -12,6 +12,7 @@ from topics_client.codecs import Codec
 from topics_client.errors import TopicsError, UnavailableError
 from topics_client.reading import Decoding, Feed, Reading, Undecodable
 from topics_client.retry import Patience
+from topics_client.sqllive import Following, LiveEvent
 from topics_client.watching import Watching
 
 HEARTBEAT_SECONDS: Final = 15
@@ -205,3 +206,21 @@ class AsyncWatchStream(AsyncStream[Item]):
         """The last seq yielded of each topic, or of `topic@N` for a partition N > 0. Store it and pass it to another
         watch to resume."""
         return dict(self._watching.cursor)
+
+
+class AsyncLiveStream(AsyncStream[LiveEvent]):
+    """The frames of a live query."""
+
+    def __init__(self, connection: AsyncConnection, following: Following) -> None:
+        """Created by `subscribe`."""
+        silence = _SILENT_HEARTBEATS * HEARTBEAT_SECONDS
+        super().__init__(connection, lambda: connection.sql.Subscribe, following, silence)
+        self._following = following
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._following} at {self._server}>"
+
+    @property
+    def position(self) -> str | None:
+        """The position behind the last item yielded. Store it and pass it to `subscribe` as `after` to resume."""
+        return self._following.position

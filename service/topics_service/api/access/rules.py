@@ -69,6 +69,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "topics.v1.WatchService.OpenWatch": Rule(_READ, slot=False),
     "topics.v1.WatchService.Watch": Rule(_READ, slot=False),
     "topics.v1.SqlService.Execute": Rule(_NONE),  # the executor asks `roles` for each statement
+    "topics.v1.SqlService.Subscribe": Rule(_NONE, slot=False),  # `LiveApi` asks `roles` for the query
     "topics.v1.SqlService.Consume": Rule(_READ),  # topic and group: `sql.consume`
     "topics.v1.SqlService.Ack": Rule(_READ),
     "topics.v1.AdminService.GetHealth": Rule(_NONE, slot=False),

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from topics_proto.v1 import group_pb2, record_pb2, sql_pb2
+from topics_proto.v1 import group_pb2, record_pb2, sql_pb2, stream_pb2
 from topics_proto.v1 import sql_service_pb2 as pb
 from topics_service.api.sql.claims import DEFAULT_VISIBILITY
+from topics_service.api.sql.live import LiveCaughtUp, LiveFrame, LiveGap, LiveOpened, LiveRequest, LiveRows
 from topics_service.api.sql.requests import (
     AckRequest,
     ConsumeReply,
@@ -13,14 +14,17 @@ from topics_service.api.sql.requests import (
     Gap,
     GrantedClaim,
     Message,
+    ResultColumn,
     SqlReply,
     SqlRequest,
 )
 from topics_service.api.sql.requests import SqlResult as Result
 from topics_service.engine.errors import invalid
+from topics_service.engine.tables.live import RowChange
 from topics_service.engine.tables.model import DEFAULT_NAMESPACE
 from topics_service.engine.tables.types import Kind, Type
 from topics_service.engine.tables.values import json_converter
+from topics_service.engine.watch.frames import HeartbeatFrame
 
 _OPS: Final[dict[str | None, sql_pb2.ChangeOp.ValueType]] = {
     "Insert": sql_pb2.CHANGE_OP_INSERT,
@@ -106,6 +110,56 @@ def ack_response(acknowledged: int) -> pb.SqlServiceAckResponse:
     return pb.SqlServiceAckResponse(success=True, acknowledged_offset=max(acknowledged, 0), none_yet=acknowledged < 0)
 
 
+def live_request(request: pb.SubscribeRequest) -> LiveRequest:
+    """A live query."""
+    return LiveRequest(
+        sql=request.sql,
+        params=_values(request.params) if request.params else None,
+        namespace=request.namespace_id or DEFAULT_NAMESPACE,
+        after=request.after if request.HasField("after") else None,
+    )
+
+
+class LiveFrames:
+    """Frames of one live query as messages."""
+
+    def __init__(self) -> None:
+        self._converters: list[Callable[[Any], Any] | None] = []
+
+    def message(self, frame: LiveFrame) -> pb.SubscribeResponse:
+        """A frame. The first has the columns of all others."""
+        match frame:
+            case LiveOpened(columns=columns):
+                self._converters = [_converter(column.type) for column in columns]
+                return pb.SubscribeResponse(opened=sql_pb2.LiveOpened(schema=_schema(columns)))
+            case LiveRows(rows=rows, position=position):
+                snapshot = sql_pb2.LiveSnapshot(rows=map(self._row, rows), position=position)
+                return pb.SubscribeResponse(snapshot=snapshot)
+            case LiveCaughtUp(position=position):
+                return pb.SubscribeResponse(caught_up=sql_pb2.LiveCaughtUp(position=position))
+            case LiveGap():
+                gap = sql_pb2.LiveGap(
+                    from_position=frame.from_position, to_position=frame.to_position, reason=frame.reason
+                )
+                return pb.SubscribeResponse(gap=gap)
+            case HeartbeatFrame(ts=ts):
+                return pb.SubscribeResponse(heartbeat=stream_pb2.Heartbeat(ts_ms=ts))
+            case changes:
+                made = sql_pb2.LiveChanges(changes=map(self._change, changes.changes))
+                return pb.SubscribeResponse(changes=made)
+
+    def _change(self, change: RowChange) -> sql_pb2.LiveChange:
+        return sql_pb2.LiveChange(
+            op=_OPS[change.op],
+            row=None if change.row is None else self._row(change.row),
+            old=None if change.old is None else self._row(change.old),
+            position=change.position,
+        )
+
+    def _row(self, row: Sequence[Any]) -> sql_pb2.SqlRow:
+        return sql_pb2.SqlRow(values=map(_value, row, self._converters))
+
+
 def _values(given: Sequence[sql_pb2.SqlValue]) -> list[Any]:
     values = []
     for value in given:
@@ -117,10 +171,7 @@ def _values(given: Sequence[sql_pb2.SqlValue]) -> list[Any]:
 def _result(result: Result) -> sql_pb2.SqlResult:
     converters = [_converter(column.type) for column in result.columns]
     return sql_pb2.SqlResult(
-        schema=[
-            sql_pb2.SqlColumn(name=column.name, data_type="NULL" if column.type is None else column.type.name, index=i)
-            for i, column in enumerate(result.columns)
-        ],
+        schema=_schema(result.columns),
         rows=[
             sql_pb2.SqlRow(values=[_value(value, convert) for value, convert in zip(row, converters, strict=True)])
             for row in result.rows
@@ -135,6 +186,13 @@ def _result(result: Result) -> sql_pb2.SqlResult:
             for gap in result.gaps
         ],
     )  # fmt: skip
+
+
+def _schema(columns: Sequence[ResultColumn]) -> list[sql_pb2.SqlColumn]:
+    return [
+        sql_pb2.SqlColumn(name=column.name, data_type="NULL" if column.type is None else column.type.name, index=i)
+        for i, column in enumerate(columns)
+    ]
 
 
 def _converter(sql_type: Type | None) -> Callable[[Any], Any] | None:

@@ -2,6 +2,8 @@
 # ruff: noqa: N802  # methods carry the names of the proto
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from grpc.aio import ServicerContext
@@ -33,3 +35,9 @@ class SqlServicer(sql_service_pb2_grpc.SqlServiceServicer):
     async def Ack(self, request: pb.SqlServiceAckRequest, context: Context) -> pb.SqlServiceAckResponse:
         acknowledged = await self._api.consumers.ack(sql.ack_request(request), principal=caller())
         return sql.ack_response(acknowledged)
+
+    async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> AsyncIterator[pb.SubscribeResponse]:
+        made = sql.LiveFrames()
+        async with aclosing(self._api.live.follow(sql.live_request(request), principal=caller())) as frames:
+            async for frame in frames:
+                yield made.message(frame)

@@ -16,7 +16,7 @@ import msgspec
 from prometheus_client.metrics_core import Metric
 
 from topics_service.api.metrics.exposition import Table, counter, gauge, histogram, of_process, render
-from topics_service.api.metrics.families import Disk, cluster, kafka, postgres, requests, sql, storage, traces
+from topics_service.api.metrics.families import Disk, cluster, kafka, live, postgres, requests, sql, storage, traces
 from topics_service.api.scheduling.commit import CommitStatistics
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import TopicsError
@@ -27,6 +27,7 @@ from topics_service.statistics import (
     CheckpointStatistics,
     Histogram,
     KafkaStatistics,
+    LiveStatistics,
     NodeStatistics,
     PostgresStatistics,
     RequestStatistics,
@@ -126,6 +127,7 @@ class Counters(ABC):
         self.refusals: Counter[tuple[str, str]] = Counter()  # by protocol and limit of a key: api.access.quota
         self.errors: Counter[str] = Counter()
         self.sql = SqlStatistics()
+        self.live = LiveStatistics()
         self.caches: dict[str, Cache] = {}
 
     @abstractmethod
@@ -147,6 +149,7 @@ class Counters(ABC):
         yield from kafka(self.kafka)
         yield from postgres(self.postgres)
         yield from sql(self.sql)
+        yield from live(self.live)
         yield gauge("request_bytes", "Memory of requests over HTTP and gRPC.", sources.request_bytes())
         watch = self.watch
         yield gauge("watch_streams", "Subscriptions that are followed.", watch.streams)

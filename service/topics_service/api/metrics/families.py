@@ -13,6 +13,7 @@ from topics_service.statistics import (
     CheckpointStatistics,
     Histogram,
     KafkaStatistics,
+    LiveStatistics,
     NodeStatistics,
     PostgresStatistics,
     RequestStatistics,
@@ -137,6 +138,14 @@ def sql(statistics: SqlStatistics) -> Iterator[Metric]:
     yield gauge("consumer_open_claims", "Claims that consumers hold.", statistics.open_claims)
     expired = "Claims that were not acknowledged in time, whose messages are handed out again."
     yield counter("consumer_expired_claims", expired, statistics.expired_claims)
+
+
+def live(statistics: LiveStatistics) -> Iterator[Metric]:
+    """The families of live queries."""
+    yield gauge("live_queries", "Live queries that are followed.", statistics.queries)
+    yield counter("live_rows", "Rows in snapshots of live queries.", statistics.rows)
+    yield counter("live_changes", "Changes that live queries were given.", statistics.changes)
+    yield counter("live_gaps", "Snapshots of live queries whose changes were not all there.", statistics.gaps)
 
 
 def requests(

@@ -20,6 +20,7 @@ from topics_service.api.sql.analysis.duck import Rows, StoppedError
 from topics_service.api.sql.analysis.staged import StagedRows
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.joining import JoinedInserts
+from topics_service.api.sql.live import LiveApi
 from topics_service.api.sql.outcomes import (
     acknowledged,
     change_of,
@@ -86,6 +87,7 @@ class SqlApi:
         observers: Observers = NO_OBSERVERS,
         timeout_seconds: float = 30.0,
         analyses: Analyses | None = None,
+        live: LiveApi,
     ) -> None:
         """`admit` gives the engine or refuses every call, `settle` waits until a ticket is durable."""
         self.admit = admit
@@ -97,6 +99,7 @@ class SqlApi:
         self.observers = observers
         self.timeout_seconds = timeout_seconds
         self.analyses = analyses or Analyses()
+        self.live = live
         self.parts: PartsApi | None = None
         """The parts of topics in other shards, which learn of definitions before these are acknowledged."""
         self.placements: Placements | None = None
@@ -564,6 +567,10 @@ class Run:
     async def _explain(self, action: plans.Explain) -> SqlResult:
         return explained(action)
 
+    async def _subscribe(self, action: plans.Subscribe) -> SqlResult:
+        message = "SUBSCRIBE has no end: send it to POST /api/sql/subscribe or SqlService.Subscribe"
+        raise sql_error(Reason.UNSUPPORTED_SQL, message)
+
 
 _HANDLERS: Final[dict[type, Callable[[Run, Any], Awaitable[SqlResult]]]] = {
     plans.Begin: lambda run, action: run._begin(action),
@@ -575,4 +582,5 @@ _HANDLERS: Final[dict[type, Callable[[Run, Any], Awaitable[SqlResult]]]] = {
     plans.Use: lambda run, action: run._use(action),
     plans.Nothing: lambda run, action: run._nothing(action),
     plans.Explain: lambda run, action: run._explain(action),
+    plans.Subscribe: lambda run, action: run._subscribe(action),
 }

@@ -25,6 +25,10 @@ class SqlReader(Protocol):
         """Split and parse a text. Raises `syntax_error` or `unsupported_sql` with `line`, `column` and `statement`."""
         ...
 
+    def parse_live(self, text: str) -> Sequence[Statement]:
+        """Parse the text of a live query, SUBSCRIBE or SELECT. Raises as `parse`."""
+        ...
+
     def bind(self, statement: Any, schema: Schema, namespace: str, given: Sequence[Type | None] = ()) -> Plan:
         """Plan a statement that it has parsed. Raises the errors of docs/errors.md with their place.
 

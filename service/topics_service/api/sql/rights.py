@@ -31,6 +31,8 @@ def _needs(action: plans.Action, table_of: Callable[[int], Table | None]) -> Ite
     match action:
         case plans.Select():
             yield from _reads(action)
+        case plans.Subscribe(select=select):
+            yield from _reads(select)
         case plans.Analysis():
             yield from _computes(action)
         case plans.Insert(table=table, conflict=conflict, select=select):

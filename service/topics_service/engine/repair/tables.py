@@ -1,5 +1,6 @@
 """Tables: their definitions, and the rows that can be read. Entries of indexes are rebuilt from the rows."""
 
+import os
 from collections.abc import Iterator
 from typing import Final
 
@@ -10,6 +11,7 @@ from xxhash import xxh3_128_intdigest
 from topics_service.engine.repair.actions import Kind, Rows
 from topics_service.engine.repair.catalog import Ledger
 from topics_service.engine.tables import catalog
+from topics_service.engine.tables.changelog import CHANGE_ROWS, ENTRIES, new_state, read_state, write_state
 from topics_service.engine.tables.indexing import BUILD_ROWS
 from topics_service.engine.tables.model import ColumnSchema, IndexState, Namespace, Table
 from topics_service.engine.tables.removal import REMOVED_ROWS
@@ -78,6 +80,8 @@ class _Tables:
         rows, tables = self._rows, self._definitions.tables
         gone: set[int] = set()
         for key, stored in rows.family(Family.ROWS):
+            if key.startswith(ENTRIES):
+                continue  # what was lost has no entry: who followed a table gets a snapshot of what is left
             number = keys.read_u64(key) if len(key) > 8 else 0
             self._ledger.see_table(number)
             runtime = tables.get(number)
@@ -231,7 +235,10 @@ class _Tables:
     def _save_definitions(self) -> None:
         written = self._definitions.rows
         for key, value in written.items():
-            if not key.startswith((catalog.TABLE_ROWS, BUILD_ROWS, REMOVED_ROWS)):
+            if key.startswith(CHANGE_ROWS):
+                if read_state(value).is_kept:
+                    self._rows.put(Family.TABLES, key, write_state(new_state(os.urandom, is_kept=True)))
+            elif not key.startswith((catalog.TABLE_ROWS, BUILD_ROWS, REMOVED_ROWS)):
                 self._rows.put(Family.TABLES, key, value)
         namespaces = set(self._definitions.namespaces)
         for runtime in self._all():

@@ -140,7 +140,9 @@ class Definitions:
             edit = self._catalog.edit(tx)
             if namespace is None:
                 edit.put_namespace(Namespace(table.namespace, created_ms=self._now))
-            edit.add_table(table)
+            made = edit.add_table(table)
+            if definition.changes:
+                self._tables.changes.stage_begin(tx, made.number, is_kept=True)
             return tx.commit()
 
     def _completed(self, table: Table, namespace: Namespace | None) -> Table:
@@ -172,13 +174,14 @@ class Definitions:
         return made
 
     def drop_table(self, definition: plans.DropTable) -> int:
-        """DROP TABLE, with CASCADE its routes too; messages stay (D22)."""
+        """DROP TABLE, with CASCADE its routes too, and live queries end; messages stay (D22)."""
         table = self._today(definition.table)
         routes = self._catalog.state.routes(table.number)
         if routes and not definition.cascade:
             raise self._has_routes(table, routes, "drop them, or use CASCADE")
         if not definition.cascade:
             views.check_table(self._catalog.state, table, f"table {table.table_id}")
+            self._check_not_followed(table, "end them, or use CASCADE")
         with Transaction(self._tables.writer) as tx:
             self._remove(tx, table)
             edit = self._catalog.edit(tx)
@@ -192,12 +195,16 @@ class Definitions:
         routes = self._catalog.state.routes(table.number)
         if routes:
             raise self._has_routes(table, routes, "TRUNCATE has no events; drop the routes, or use DELETE")
+        self._check_not_followed(table, "TRUNCATE has no changes; end them, or use DELETE")
+        log = self._tables.changes.logs.get(table.number)
         indexes = tuple(structs.replace(index, state=IndexState.READY) for index in table.indexes)
         with Transaction(self._tables.writer) as tx:
             self._remove(tx, table)
             edit = self._catalog.edit(tx)
             edit.drop_table(table.number)
-            edit.add_table(structs.replace(table, indexes=indexes))
+            made = edit.add_table(structs.replace(table, indexes=indexes))
+            if log is not None and log.state.is_kept:
+                self._tables.changes.stage_begin(tx, made.number, is_kept=True)
             return tx.commit()
 
     def rename_table(self, definition: plans.RenameTable) -> int:
@@ -212,7 +219,11 @@ class Definitions:
         """ALTER TABLE SET."""
         table = self._today(definition.table)
         _check_durability(definition.durability)
-        return self._put(structs.replace(table, durability=definition.durability))
+        with Transaction(self._tables.writer) as tx:
+            self._catalog.edit(tx).put_table(structs.replace(table, durability=definition.durability))
+            if definition.changes is not None:
+                self._tables.changes.stage_begin(tx, table.number, is_kept=definition.changes)
+            return tx.commit()
 
     # ------------------------------------------------------------------ columns
 
@@ -427,6 +438,7 @@ class Definitions:
         """Stage the end of a table: its rows, entries and routes."""
         self._remove_routes(tx, self._catalog.state.routes(table.number))
         self._tables.removals.stage_table(tx, table.number)
+        self._tables.changes.stage_end(tx, table.number)
         for index in table.indexes:
             if index.state is IndexState.BUILDING:
                 stage_removal(self._tables, tx, table, index)
@@ -434,6 +446,12 @@ class Definitions:
     def _remove_routes(self, tx: Transaction, routes: Sequence[Route]) -> None:
         if routes:
             self._catalog.state.topics.stage_without(tx, routes)
+
+    def _check_not_followed(self, table: Table, remedy: str) -> None:
+        log = self._tables.changes.logs.get(table.number)
+        if log is not None and log.followers:
+            message = f"{table.table_id} has {len(log.followers)} live queries: {remedy}"
+            raise sql_error(Reason.DEPENDENT_OBJECTS, message, table=table.table_id, live_queries=len(log.followers))
 
     def _has_routes(self, table: Table, routes: Sequence[Route], remedy: str) -> TopicsError:
         message = f"{table.table_id} has {len(routes)} routes into topics: {remedy}"

@@ -38,6 +38,7 @@ SQLSTATES = {
     Reason.RECORD_TOO_LARGE: "54000",
     Reason.QUERY_TIMEOUT: "57014",
     Reason.QUERY_TOO_LARGE: "53200",
+    Reason.SCHEMA_CHANGED: "40001",
     Reason.CROSS_SHARD: "0A000",
     Reason.NOT_A_LOG: "42809",
     Reason.FORBIDDEN: "42501",

@@ -1,7 +1,7 @@
 """Commits that are written and not durable yet, as readers must not see them: with what was there before."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from topics_service.engine.errors import Reason, TopicsError
@@ -40,9 +40,17 @@ class Pending:
             return 0
         return max((self._of_table[table][-1].ticket for table in tables if table in self._of_table), default=0)
 
-    def add(self, ticket: int, tables: Iterable[int], rows: Before, entries: Before) -> None:
-        """Add a commit, with the values that were there before it of all rows and index entries that it changed."""
-        commit = _Commit(ticket, tuple(tables), rows, entries)
+    def add(
+        self,
+        ticket: int,
+        tables: Iterable[int],
+        rows: Before,
+        entries: Before,
+        shown: Callable[[], None] | None = None,
+    ) -> None:
+        """Add a commit, with the values that were there before it of all rows and index entries that it changed;
+        `shown` is called when readers see it."""
+        commit = _Commit(ticket, tuple(tables), rows, entries, shown)
         self._commits.append(commit)
         self.nbytes += commit.nbytes
         for table in commit.tables:
@@ -65,15 +73,20 @@ class Pending:
                     self._of_table[table] = left
                 else:
                     del self._of_table[table]
+            if commit.shown is not None:
+                commit.shown()
         return not self._commits
 
 
 class _Commit:
     """The values that were there before a commit."""
 
-    __slots__ = ("before", "nbytes", "orders", "tables", "ticket")
+    __slots__ = ("before", "nbytes", "orders", "shown", "tables", "ticket")
 
-    def __init__(self, ticket: int, tables: tuple[int, ...], rows: Before, entries: Before) -> None:
+    def __init__(
+        self, ticket: int, tables: tuple[int, ...], rows: Before, entries: Before, shown: Callable[[], None] | None
+    ) -> None:
+        self.shown = shown
         self.ticket = ticket
         self.tables = tables
         self.before = {Family.ROWS: rows, Family.INDEXES: entries}

@@ -150,6 +150,20 @@ class Analysis(Struct, frozen=True):
     """Of a query that finds the rows of a change: the tables that it reads beside them, by their numbers."""
 
 
+class Subscribe(Struct, frozen=True):
+    """A live query: the rows of `select`, which is of one table, and then what changes of them.
+
+    `filter` is the whole condition, of which the access of `select` may have a part. With `last_rows` they come in the
+    order of the primary key from the end.
+    """
+
+    table: Table
+    select: Select
+    filter: Expression | None = None
+    last_rows: int | None = None
+    snapshot: bool = True
+
+
 # ----------------------------------------------------------------------- writing
 #
 # A change with a `query` runs once for each row of it: the values of the row are the first parameters, and those of
@@ -221,6 +235,8 @@ class CreateTable(Struct, frozen=True):
 
     table: Table
     if_not_exists: bool = False
+    changes: bool = False
+    """The table has a log of changes, also without followers."""
 
 
 class AddColumn(Struct, frozen=True):
@@ -264,6 +280,7 @@ class RenameTable(Struct, frozen=True):
 class SetTableOptions(Struct, frozen=True):
     table: Table
     durability: str
+    changes: bool | None = None
 
 
 class DropTable(Struct, frozen=True):
@@ -433,8 +450,8 @@ Definition = Union[  # noqa: UP007 - a long list
     AddSource, DropSource, SetAlias, SetTopicOptions, CreateView, DropView,
 ]  # fmt: skip
 Action = Union[  # noqa: UP007 - a long list
-    Query, Change, Definition, Consume, Ack, CreateUser, AlterUser, DropUser, Begin, Commit, Rollback, Savepoint,
-    RollbackTo, Release, Use, Nothing, Explain,
+    Query, Change, Definition, Subscribe, Consume, Ack, CreateUser, AlterUser, DropUser, Begin, Commit, Rollback,
+    Savepoint, RollbackTo, Release, Use, Nothing, Explain,
 ]  # fmt: skip
 
 

@@ -48,7 +48,7 @@ class Removals:
             return False
         with Transaction(self._writer) as tx:
             for family in (Family.INDEXES, Family.ROWS) if len(prefix) == _TABLE else (Family.INDEXES,):
-                _remove(self._writer.store, tx.batch, family, prefix)
+                remove_rows(self._writer.store, tx.batch, family, prefix)
             tx.batch.delete(Family.TABLES, REMOVED_ROWS + prefix)
             tx.commit()
         del self._due[prefix]
@@ -80,7 +80,7 @@ class _Written(NamedTuple):
         """See Change."""
 
 
-def _remove(store: Store, batch: WriteBatch, family: Family, prefix: bytes) -> None:
+def remove_rows(store: Store, batch: WriteBatch, family: Family, prefix: bytes) -> None:
     """Add the removal of all rows with a prefix to the batch.
 
     A deleted range costs each read of the family until it is flushed, so few rows are removed one by one.

@@ -2,7 +2,7 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final, Protocol
 from weakref import ref
@@ -11,6 +11,7 @@ from topics_service.engine.clock import Clock
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables import execution, plans, references
 from topics_service.engine.tables.catalog import Catalog, CatalogView, NoTopics, TopicNames
+from topics_service.engine.tables.changelog import ChangeLogs
 from topics_service.engine.tables.definitions import Definitions
 from topics_service.engine.tables.errors import sql_error
 from topics_service.engine.tables.functions import Environment
@@ -95,6 +96,8 @@ class Tables:
         self.catalog = Catalog(writer, topics)
         self.catalog.on_changed.append(self._forget)
         self.pending = Pending(writer)
+        self.changes = ChangeLogs(writer, clock, self.pending, random)
+        self.catalog.on_changed.append(self.changes.changed)
         self.routing: Collector | None = None
         self.topics: TopicReads | None = None
         """Reads topics as tables; the engine sets it."""
@@ -114,6 +117,7 @@ class Tables:
     def load(self) -> None:
         """Recover the catalog; O(tables). Raises StoreOpenError, naming the row, for a damaged one."""
         self.catalog.load()
+        self.changes.load(self.newest.tables)
         self.builds.load()
         self.removals.load()
 
@@ -188,7 +192,7 @@ class Tables:
         parameters: Sequence[Value] = (),
         system_rows: SystemRows = no_system_rows,
         gaps: list[TopicGap] | None = None,
-    ) -> Iterator[Sequence[Value] | None]:
+    ) -> Generator[Sequence[Value] | None, None, None]:
         """The rows of a query one by one, and None where others should have a turn. Otherwise as `select`.
 
         `gaps` gets what a topic has lost of what is read.
@@ -249,7 +253,7 @@ class Tables:
 
     def upkeep(self) -> bool:
         """Fill indexes that are being built, and remove what was dropped: one slice; return True if there is more."""
-        more = self.removals.step()
+        more = self.removals.step() or self.changes.upkeep()
         return self.builds.step() or more
 
     def built(self, definition: plans.CreateIndex) -> Generator[None, None, int]:

@@ -139,6 +139,12 @@ class TableTransaction:
         with Transaction(tables.writer) as tx:
             tx.batch.apply(Family.ROWS, staged.rows)
             tx.batch.apply(Family.INDEXES, staged.entries)
+            logs = tables.changes.logs
+            logged = (
+                tables.changes.stage(tx, staged.rows, staged.rows_before)
+                if logs and not logs.keys().isdisjoint(self._touched)
+                else None
+            )
             waits = self.events.stage(tx, tables.clock.now_ms())
             for table in self._touched.values():
                 waits = waits or table.durability == "fsync"
@@ -151,12 +157,17 @@ class TableTransaction:
             tables.commits[number] = tables.last_commit
         if tables.on_rows is not None:
             tables.on_rows(self._touched, staged.rows)
+        if logged is not None:
+            logged.written()
+            if not waits:
+                logged.show()
         if waits:
             tables.pending.add(
                 tx.ticket,
                 self._touched,
                 {key: staged.rows_before.get(key) for key in staged.rows},
                 {key: staged.entries_before.get(key) for key in staged.entries},
+                None if logged is None else logged.show,
             )
         return tx.ticket if waits else 0
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from topics_service.engine.tables import catalog, compilation, references, topic_catalog
+from topics_service.engine.tables.changelog import CHANGE_ROWS, read_state
 from topics_service.engine.tables.indexing import BUILD_ROWS
 from topics_service.engine.tables.messages import LAST_ID
 from topics_service.engine.tables.model import DEFAULT_NAMESPACE, IndexState, Namespace, Route, Table, TableName, View
@@ -34,6 +35,8 @@ class Definitions:
         """The numbers of tables whose definitions are not sound."""
         self.namespaces: set[str] = {DEFAULT_NAMESPACE}
         self.removed: set[bytes] = set()
+        self.logs: dict[int, int] = {}
+        """The numbers of tables with a change log, with that of the change behind the last entry read; 0 for none."""
         """Prefixes of the rows and entries that have to go: of tables and indexes that were dropped."""
         self.is_whole = True
         """True if all rows could be read."""
@@ -54,6 +57,7 @@ class Definitions:
         self._each(rows, topic_catalog.ALIAS_ROWS, "alias", lambda key, value: self._alias(key, value, known))
         self._each(rows, BUILD_ROWS, "build", self._build)
         self._each(rows, REMOVED_ROWS, "removal", self._removal)
+        self._each(rows, CHANGE_ROWS, "change log", self._changes)
         self._each(rows, catalog.USER_ROWS, "user", lambda _key, _value: True)
         for key in rows:
             self._report("damaged", f"the definition {key.hex()} is of no known kind", None)
@@ -178,6 +182,16 @@ class Definitions:
         if value[:8] != keys.u64(table):
             raise ValueError("it is no key of a row of the table")
         return True
+
+    def _changes(self, key: bytes, value: bytes) -> bool:
+        table = keys.read_u64(key, len(CHANGE_ROWS))
+        read_state(value)
+        if table in self.tables:
+            self.logs[table] = 0
+            return True
+        if table not in self.unread and self.is_whole:
+            self._report("orphan", f"the change log is of table {table}, which does not exist", None)
+        return False
 
     def _removal(self, key: bytes, value: bytes) -> bool:
         prefix = key[len(REMOVED_ROWS) :]

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_128_intdigest
 
-from topics_service.engine.tables import keycode
+from topics_service.engine.tables import changelog, keycode
 from topics_service.engine.tables.model import IndexState
 from topics_service.engine.tables.runtime import IndexRuntime, Row, TableRuntime, key_length, key_of_entry
 from topics_service.engine.verify.definitions import UNREADABLE, Definitions
@@ -104,6 +104,24 @@ class TablesAudit:
 
     # --------------------------------------------------------------------- rows
 
+    def _entry(self, key: bytes, stored: bytes) -> None:
+        """An entry of a change log: those of a table have no holes."""
+        try:
+            entry = changelog.read_entry(key, stored)
+            number = keys.read_u64(key, 8)
+        except UNREADABLE as error:
+            text = f"the entry {key.hex()} of a change log is damaged: {error}"
+            self._few.report("damaged", "entries of change logs", text, None)
+            return
+        logs = self._definitions.logs
+        if number not in logs:
+            self._strange(number, f"the change log of table {number} belongs to no table")
+            return
+        if logs[number] not in (0, entry.first):
+            text = f"changes {logs[number]} to {entry.first - 1} are missing in the change log"
+            self._few.report("missing", "entries of change logs", text, self._definitions.name(number))
+        logs[number] = entry.last + 1
+
     def _rows(self, count: Callable[[int], None]) -> None:
         current, runtime, entries = -1, None, list[tuple[IndexRuntime, Sum]]()
         for found in self._findings.source.rows(Family.ROWS):
@@ -111,6 +129,9 @@ class TablesAudit:
                 self._damaged(Family.ROWS, found)
                 continue
             key, stored = found
+            if key.startswith(changelog.ENTRIES):
+                self._entry(key, stored)
+                continue
             number = keys.read_u64(key) if len(key) > 8 else 0
             if number != current:
                 current, runtime = number, self._definitions.tables.get(number)

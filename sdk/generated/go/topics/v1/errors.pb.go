@@ -191,6 +191,10 @@ const (
 	// The claim has ended, and another worker of the group holds some of its messages. Detail: `claim_id`.
 	// HTTP 409, gRPC FAILED_PRECONDITION.
 	ErrorReason_ERROR_REASON_CLAIM_EXPIRED ErrorReason = 51
+	// The columns or the name of a table were changed while a live query followed it: the stream ends. Asking again, with
+	// the last position, goes on with the table as it is. Detail: `sqlstate`, `table`.
+	// HTTP 409, gRPC ABORTED.
+	ErrorReason_ERROR_REASON_SCHEMA_CHANGED ErrorReason = 52
 )
 
 // Enum value maps for ErrorReason.
@@ -248,6 +252,7 @@ var (
 		49: "ERROR_REASON_ZONE_NOT_FOUND",
 		50: "ERROR_REASON_QUERY_TOO_LARGE",
 		51: "ERROR_REASON_CLAIM_EXPIRED",
+		52: "ERROR_REASON_SCHEMA_CHANGED",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":               0,
@@ -302,6 +307,7 @@ var (
 		"ERROR_REASON_ZONE_NOT_FOUND":            49,
 		"ERROR_REASON_QUERY_TOO_LARGE":           50,
 		"ERROR_REASON_CLAIM_EXPIRED":             51,
+		"ERROR_REASON_SCHEMA_CHANGED":            52,
 	}
 )
 
@@ -437,7 +443,7 @@ const file_topics_v1_errors_proto_rawDesc = "" +
 	"httpStatus\x12\x1f\n" +
 	"\vgrpc_status\x18\x03 \x01(\tR\n" +
 	"grpcStatus\x12\x1c\n" +
-	"\tretryable\x18\x04 \x01(\bR\tretryable*\xd0\x1e\n" +
+	"\tretryable\x18\x04 \x01(\bR\tretryable*\x93\x1f\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12L\n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x1a*\xa2\xbb\x18&\n" +
@@ -543,7 +549,9 @@ const file_topics_v1_errors_proto_rawDesc = "" +
 	"\x1cERROR_REASON_QUERY_TOO_LARGE\x102\x1a,\xa2\xbb\x18(\n" +
 	"\x0fquery_too_large\x10\x9d\x03\x1a\x12RESOURCE_EXHAUSTED\x12K\n" +
 	"\x1aERROR_REASON_CLAIM_EXPIRED\x103\x1a+\xa2\xbb\x18'\n" +
-	"\rclaim_expired\x10\x99\x03\x1a\x13FAILED_PRECONDITION:M\n" +
+	"\rclaim_expired\x10\x99\x03\x1a\x13FAILED_PRECONDITION\x12A\n" +
+	"\x1bERROR_REASON_SCHEMA_CHANGED\x104\x1a \xa2\xbb\x18\x1c\n" +
+	"\x0eschema_changed\x10\x99\x03\x1a\aABORTED:M\n" +
 	"\x04rule\x12!.google.protobuf.EnumValueOptions\x18\xb4\x87\x03 \x01(\v2\x14.topics.v1.ErrorRuleR\x04ruleB\x85\x01\n" +
 	"\rcom.topics.v1B\vErrorsProtoP\x01Z\"topics.test/sdk/topics/v1;topicsv1\xa2\x02\x03TXX\xaa\x02\tTopics.V1\xca\x02\tTopics\\V1\xe2\x02\x15Topics\\V1\\GPBMetadata\xea\x02\n" +
 	"Topics::V1b\x06proto3"

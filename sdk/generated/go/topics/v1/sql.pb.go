@@ -743,6 +743,337 @@ func (x *TopicGap) GetReason() GapReason {
 	return GapReason_GAP_REASON_UNSPECIFIED
 }
 
+// Columns of the rows of a live query. The first frame: the query is open.
+type LiveOpened struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Columns of all rows that follow.
+	Schema        []*SqlColumn `protobuf:"bytes,1,rep,name=schema,proto3" json:"schema,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LiveOpened) Reset() {
+	*x = LiveOpened{}
+	mi := &file_topics_v1_sql_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LiveOpened) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LiveOpened) ProtoMessage() {}
+
+func (x *LiveOpened) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_sql_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LiveOpened.ProtoReflect.Descriptor instead.
+func (*LiveOpened) Descriptor() ([]byte, []int) {
+	return file_topics_v1_sql_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *LiveOpened) GetSchema() []*SqlColumn {
+	if x != nil {
+		return x.Schema
+	}
+	return nil
+}
+
+// Rows as they are at one moment, or some of them. Those before are void.
+type LiveSnapshot struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Rows, in no order.
+	Rows []*SqlRow `protobuf:"bytes,1,rep,name=rows,proto3" json:"rows,omitempty"`
+	// Position of the moment. Default (absent): more rows follow, in further frames.
+	Position      *string `protobuf:"bytes,2,opt,name=position,proto3,oneof" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LiveSnapshot) Reset() {
+	*x = LiveSnapshot{}
+	mi := &file_topics_v1_sql_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LiveSnapshot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LiveSnapshot) ProtoMessage() {}
+
+func (x *LiveSnapshot) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_sql_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LiveSnapshot.ProtoReflect.Descriptor instead.
+func (*LiveSnapshot) Descriptor() ([]byte, []int) {
+	return file_topics_v1_sql_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *LiveSnapshot) GetRows() []*SqlRow {
+	if x != nil {
+		return x.Rows
+	}
+	return nil
+}
+
+func (x *LiveSnapshot) GetPosition() string {
+	if x != nil && x.Position != nil {
+		return *x.Position
+	}
+	return ""
+}
+
+// There is nothing more at this moment; also sent at times when changes came that are none of the query's rows.
+type LiveCaughtUp struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Position of the moment.
+	Position      string `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LiveCaughtUp) Reset() {
+	*x = LiveCaughtUp{}
+	mi := &file_topics_v1_sql_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LiveCaughtUp) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LiveCaughtUp) ProtoMessage() {}
+
+func (x *LiveCaughtUp) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_sql_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LiveCaughtUp.ProtoReflect.Descriptor instead.
+func (*LiveCaughtUp) Descriptor() ([]byte, []int) {
+	return file_topics_v1_sql_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *LiveCaughtUp) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+// A change of the rows of a live query.
+type LiveChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// INSERT for a row that is there now, or matches now; DELETE for one that is gone, or ceased to match.
+	Op ChangeOp `protobuf:"varint,1,opt,name=op,proto3,enum=topics.v1.ChangeOp" json:"op,omitempty"`
+	// Row as it is now. Default (absent): there is none, for a DELETE.
+	Row *SqlRow `protobuf:"bytes,2,opt,name=row,proto3,oneof" json:"row,omitempty"`
+	// Row as it was. Default (absent): there was none, for an INSERT.
+	Old *SqlRow `protobuf:"bytes,3,opt,name=old,proto3,oneof" json:"old,omitempty"`
+	// Position behind the change.
+	Position      string `protobuf:"bytes,4,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LiveChange) Reset() {
+	*x = LiveChange{}
+	mi := &file_topics_v1_sql_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LiveChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LiveChange) ProtoMessage() {}
+
+func (x *LiveChange) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_sql_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LiveChange.ProtoReflect.Descriptor instead.
+func (*LiveChange) Descriptor() ([]byte, []int) {
+	return file_topics_v1_sql_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *LiveChange) GetOp() ChangeOp {
+	if x != nil {
+		return x.Op
+	}
+	return ChangeOp_CHANGE_OP_UNSPECIFIED
+}
+
+func (x *LiveChange) GetRow() *SqlRow {
+	if x != nil {
+		return x.Row
+	}
+	return nil
+}
+
+func (x *LiveChange) GetOld() *SqlRow {
+	if x != nil {
+		return x.Old
+	}
+	return nil
+}
+
+func (x *LiveChange) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+// Changes in their order. In JSON each is a frame of its own.
+type LiveChanges struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At least one.
+	Changes       []*LiveChange `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LiveChanges) Reset() {
+	*x = LiveChanges{}
+	mi := &file_topics_v1_sql_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LiveChanges) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LiveChanges) ProtoMessage() {}
+
+func (x *LiveChanges) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_sql_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LiveChanges.ProtoReflect.Descriptor instead.
+func (*LiveChanges) Descriptor() ([]byte, []int) {
+	return file_topics_v1_sql_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *LiveChanges) GetChanges() []*LiveChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// Changes that the caller will not get: a snapshot follows.
+type LiveGap struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Position that was asked for, or reached. JSON name `from`.
+	FromPosition string `protobuf:"bytes,1,opt,name=from_position,json=fromPosition,proto3" json:"from_position,omitempty"`
+	// Position of the snapshot. JSON name `to`.
+	ToPosition string `protobuf:"bytes,2,opt,name=to_position,json=toPosition,proto3" json:"to_position,omitempty"`
+	// Cause: `too_old`, the changes behind it were removed to stay within bounds; `lost`, a power cut took changes
+	// that the caller has seen; `unknown`, the position is not one of this table, or of changes long gone.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LiveGap) Reset() {
+	*x = LiveGap{}
+	mi := &file_topics_v1_sql_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LiveGap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LiveGap) ProtoMessage() {}
+
+func (x *LiveGap) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_sql_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LiveGap.ProtoReflect.Descriptor instead.
+func (*LiveGap) Descriptor() ([]byte, []int) {
+	return file_topics_v1_sql_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *LiveGap) GetFromPosition() string {
+	if x != nil {
+		return x.FromPosition
+	}
+	return ""
+}
+
+func (x *LiveGap) GetToPosition() string {
+	if x != nil {
+		return x.ToPosition
+	}
+	return ""
+}
+
+func (x *LiveGap) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // Asks for messages that no other worker of the group holds, and for the time to deal with them.
 type ClaimOptions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -754,7 +1085,7 @@ type ClaimOptions struct {
 
 func (x *ClaimOptions) Reset() {
 	*x = ClaimOptions{}
-	mi := &file_topics_v1_sql_proto_msgTypes[7]
+	mi := &file_topics_v1_sql_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -766,7 +1097,7 @@ func (x *ClaimOptions) String() string {
 func (*ClaimOptions) ProtoMessage() {}
 
 func (x *ClaimOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_sql_proto_msgTypes[7]
+	mi := &file_topics_v1_sql_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -779,7 +1110,7 @@ func (x *ClaimOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimOptions.ProtoReflect.Descriptor instead.
 func (*ClaimOptions) Descriptor() ([]byte, []int) {
-	return file_topics_v1_sql_proto_rawDescGZIP(), []int{7}
+	return file_topics_v1_sql_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ClaimOptions) GetVisibilitySeconds() uint32 {
@@ -806,7 +1137,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_topics_v1_sql_proto_msgTypes[8]
+	mi := &file_topics_v1_sql_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -818,7 +1149,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_sql_proto_msgTypes[8]
+	mi := &file_topics_v1_sql_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -831,7 +1162,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_topics_v1_sql_proto_rawDescGZIP(), []int{8}
+	return file_topics_v1_sql_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Claim) GetClaimId() string {
@@ -920,7 +1251,31 @@ const file_topics_v1_sql_proto_rawDesc = "" +
 	"\vfrom_offset\x18\x01 \x01(\x04R\n" +
 	"fromOffset\x12\x1b\n" +
 	"\tto_offset\x18\x02 \x01(\x04R\btoOffset\x12,\n" +
-	"\x06reason\x18\x03 \x01(\x0e2\x14.topics.v1.GapReasonR\x06reason\"Y\n" +
+	"\x06reason\x18\x03 \x01(\x0e2\x14.topics.v1.GapReasonR\x06reason\":\n" +
+	"\n" +
+	"LiveOpened\x12,\n" +
+	"\x06schema\x18\x01 \x03(\v2\x14.topics.v1.SqlColumnR\x06schema\"c\n" +
+	"\fLiveSnapshot\x12%\n" +
+	"\x04rows\x18\x01 \x03(\v2\x11.topics.v1.SqlRowR\x04rows\x12\x1f\n" +
+	"\bposition\x18\x02 \x01(\tH\x00R\bposition\x88\x01\x01B\v\n" +
+	"\t_position\"*\n" +
+	"\fLiveCaughtUp\x12\x1a\n" +
+	"\bposition\x18\x01 \x01(\tR\bposition\"\xb1\x01\n" +
+	"\n" +
+	"LiveChange\x12#\n" +
+	"\x02op\x18\x01 \x01(\x0e2\x13.topics.v1.ChangeOpR\x02op\x12(\n" +
+	"\x03row\x18\x02 \x01(\v2\x11.topics.v1.SqlRowH\x00R\x03row\x88\x01\x01\x12(\n" +
+	"\x03old\x18\x03 \x01(\v2\x11.topics.v1.SqlRowH\x01R\x03old\x88\x01\x01\x12\x1a\n" +
+	"\bposition\x18\x04 \x01(\tR\bpositionB\x06\n" +
+	"\x04_rowB\x06\n" +
+	"\x04_old\">\n" +
+	"\vLiveChanges\x12/\n" +
+	"\achanges\x18\x01 \x03(\v2\x15.topics.v1.LiveChangeR\achanges\"g\n" +
+	"\aLiveGap\x12#\n" +
+	"\rfrom_position\x18\x01 \x01(\tR\ffromPosition\x12\x1f\n" +
+	"\vto_position\x18\x02 \x01(\tR\n" +
+	"toPosition\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"Y\n" +
 	"\fClaimOptions\x122\n" +
 	"\x12visibility_seconds\x18\x01 \x01(\rH\x00R\x11visibilitySeconds\x88\x01\x01B\x15\n" +
 	"\x13_visibility_seconds\"\x8f\x01\n" +
@@ -956,7 +1311,7 @@ func file_topics_v1_sql_proto_rawDescGZIP() []byte {
 }
 
 var file_topics_v1_sql_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_topics_v1_sql_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_topics_v1_sql_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_topics_v1_sql_proto_goTypes = []any{
 	(ChangeOp)(0),        // 0: topics.v1.ChangeOp
 	(PayloadMode)(0),     // 1: topics.v1.PayloadMode
@@ -967,24 +1322,36 @@ var file_topics_v1_sql_proto_goTypes = []any{
 	(*RecordGap)(nil),    // 6: topics.v1.RecordGap
 	(*TopicMessage)(nil), // 7: topics.v1.TopicMessage
 	(*TopicGap)(nil),     // 8: topics.v1.TopicGap
-	(*ClaimOptions)(nil), // 9: topics.v1.ClaimOptions
-	(*Claim)(nil),        // 10: topics.v1.Claim
-	(GapReason)(0),       // 11: topics.v1.GapReason
+	(*LiveOpened)(nil),   // 9: topics.v1.LiveOpened
+	(*LiveSnapshot)(nil), // 10: topics.v1.LiveSnapshot
+	(*LiveCaughtUp)(nil), // 11: topics.v1.LiveCaughtUp
+	(*LiveChange)(nil),   // 12: topics.v1.LiveChange
+	(*LiveChanges)(nil),  // 13: topics.v1.LiveChanges
+	(*LiveGap)(nil),      // 14: topics.v1.LiveGap
+	(*ClaimOptions)(nil), // 15: topics.v1.ClaimOptions
+	(*Claim)(nil),        // 16: topics.v1.Claim
+	(GapReason)(0),       // 17: topics.v1.GapReason
 }
 var file_topics_v1_sql_proto_depIdxs = []int32{
 	2,  // 0: topics.v1.SqlRow.values:type_name -> topics.v1.SqlValue
 	4,  // 1: topics.v1.SqlResult.schema:type_name -> topics.v1.SqlColumn
 	3,  // 2: topics.v1.SqlResult.rows:type_name -> topics.v1.SqlRow
 	6,  // 3: topics.v1.SqlResult.gaps:type_name -> topics.v1.RecordGap
-	11, // 4: topics.v1.RecordGap.reason:type_name -> topics.v1.GapReason
+	17, // 4: topics.v1.RecordGap.reason:type_name -> topics.v1.GapReason
 	0,  // 5: topics.v1.TopicMessage.op:type_name -> topics.v1.ChangeOp
 	1,  // 6: topics.v1.TopicMessage.payload_mode:type_name -> topics.v1.PayloadMode
-	11, // 7: topics.v1.TopicGap.reason:type_name -> topics.v1.GapReason
-	8,  // [8:8] is the sub-list for method output_type
-	8,  // [8:8] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	17, // 7: topics.v1.TopicGap.reason:type_name -> topics.v1.GapReason
+	4,  // 8: topics.v1.LiveOpened.schema:type_name -> topics.v1.SqlColumn
+	3,  // 9: topics.v1.LiveSnapshot.rows:type_name -> topics.v1.SqlRow
+	0,  // 10: topics.v1.LiveChange.op:type_name -> topics.v1.ChangeOp
+	3,  // 11: topics.v1.LiveChange.row:type_name -> topics.v1.SqlRow
+	3,  // 12: topics.v1.LiveChange.old:type_name -> topics.v1.SqlRow
+	12, // 13: topics.v1.LiveChanges.changes:type_name -> topics.v1.LiveChange
+	14, // [14:14] is the sub-list for method output_type
+	14, // [14:14] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_topics_v1_sql_proto_init() }
@@ -1002,14 +1369,16 @@ func file_topics_v1_sql_proto_init() {
 	}
 	file_topics_v1_sql_proto_msgTypes[3].OneofWrappers = []any{}
 	file_topics_v1_sql_proto_msgTypes[5].OneofWrappers = []any{}
-	file_topics_v1_sql_proto_msgTypes[7].OneofWrappers = []any{}
+	file_topics_v1_sql_proto_msgTypes[8].OneofWrappers = []any{}
+	file_topics_v1_sql_proto_msgTypes[10].OneofWrappers = []any{}
+	file_topics_v1_sql_proto_msgTypes[13].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_topics_v1_sql_proto_rawDesc), len(file_topics_v1_sql_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   9,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -153,6 +153,234 @@ func (x *ExecuteResponse) GetTookMs() float64 {
 	return 0
 }
 
+// Asks for Subscribe.
+type SubscribeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One SELECT or SUBSCRIBE TO; required, at most 1 MiB.
+	Sql string `protobuf:"bytes,1,opt,name=sql,proto3" json:"sql,omitempty"`
+	// Values of $1, $2 and so on.
+	Params []*SqlValue `protobuf:"bytes,2,rep,name=params,proto3" json:"params,omitempty"`
+	// Namespace of names that are written without one. Default empty: `default`.
+	NamespaceId string `protobuf:"bytes,3,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	// Position to go on behind, of a frame of the same query. Default (absent): begin with a snapshot.
+	After         *string `protobuf:"bytes,4,opt,name=after,proto3,oneof" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubscribeRequest) Reset() {
+	*x = SubscribeRequest{}
+	mi := &file_topics_v1_sql_service_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubscribeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubscribeRequest) ProtoMessage() {}
+
+func (x *SubscribeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_sql_service_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubscribeRequest.ProtoReflect.Descriptor instead.
+func (*SubscribeRequest) Descriptor() ([]byte, []int) {
+	return file_topics_v1_sql_service_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *SubscribeRequest) GetSql() string {
+	if x != nil {
+		return x.Sql
+	}
+	return ""
+}
+
+func (x *SubscribeRequest) GetParams() []*SqlValue {
+	if x != nil {
+		return x.Params
+	}
+	return nil
+}
+
+func (x *SubscribeRequest) GetNamespaceId() string {
+	if x != nil {
+		return x.NamespaceId
+	}
+	return ""
+}
+
+func (x *SubscribeRequest) GetAfter() string {
+	if x != nil && x.After != nil {
+		return *x.After
+	}
+	return ""
+}
+
+// A frame of Subscribe. On HTTP an SSE event named after the frame: `snapshot`, `caught-up`, `change`, `gap`, `error`.
+type SubscribeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The frame. One of an unknown kind is to be passed over.
+	//
+	// Types that are valid to be assigned to Frame:
+	//
+	//	*SubscribeResponse_Opened
+	//	*SubscribeResponse_Snapshot
+	//	*SubscribeResponse_CaughtUp
+	//	*SubscribeResponse_Changes
+	//	*SubscribeResponse_Gap
+	//	*SubscribeResponse_Heartbeat
+	Frame         isSubscribeResponse_Frame `protobuf_oneof:"frame"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubscribeResponse) Reset() {
+	*x = SubscribeResponse{}
+	mi := &file_topics_v1_sql_service_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubscribeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubscribeResponse) ProtoMessage() {}
+
+func (x *SubscribeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_sql_service_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubscribeResponse.ProtoReflect.Descriptor instead.
+func (*SubscribeResponse) Descriptor() ([]byte, []int) {
+	return file_topics_v1_sql_service_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *SubscribeResponse) GetFrame() isSubscribeResponse_Frame {
+	if x != nil {
+		return x.Frame
+	}
+	return nil
+}
+
+func (x *SubscribeResponse) GetOpened() *LiveOpened {
+	if x != nil {
+		if x, ok := x.Frame.(*SubscribeResponse_Opened); ok {
+			return x.Opened
+		}
+	}
+	return nil
+}
+
+func (x *SubscribeResponse) GetSnapshot() *LiveSnapshot {
+	if x != nil {
+		if x, ok := x.Frame.(*SubscribeResponse_Snapshot); ok {
+			return x.Snapshot
+		}
+	}
+	return nil
+}
+
+func (x *SubscribeResponse) GetCaughtUp() *LiveCaughtUp {
+	if x != nil {
+		if x, ok := x.Frame.(*SubscribeResponse_CaughtUp); ok {
+			return x.CaughtUp
+		}
+	}
+	return nil
+}
+
+func (x *SubscribeResponse) GetChanges() *LiveChanges {
+	if x != nil {
+		if x, ok := x.Frame.(*SubscribeResponse_Changes); ok {
+			return x.Changes
+		}
+	}
+	return nil
+}
+
+func (x *SubscribeResponse) GetGap() *LiveGap {
+	if x != nil {
+		if x, ok := x.Frame.(*SubscribeResponse_Gap); ok {
+			return x.Gap
+		}
+	}
+	return nil
+}
+
+func (x *SubscribeResponse) GetHeartbeat() *Heartbeat {
+	if x != nil {
+		if x, ok := x.Frame.(*SubscribeResponse_Heartbeat); ok {
+			return x.Heartbeat
+		}
+	}
+	return nil
+}
+
+type isSubscribeResponse_Frame interface {
+	isSubscribeResponse_Frame()
+}
+
+type SubscribeResponse_Opened struct {
+	// Columns of the rows; on HTTP there is none.
+	Opened *LiveOpened `protobuf:"bytes,1,opt,name=opened,proto3,oneof"`
+}
+
+type SubscribeResponse_Snapshot struct {
+	// Rows at one moment.
+	Snapshot *LiveSnapshot `protobuf:"bytes,2,opt,name=snapshot,proto3,oneof"`
+}
+
+type SubscribeResponse_CaughtUp struct {
+	// Nothing more at this moment.
+	CaughtUp *LiveCaughtUp `protobuf:"bytes,3,opt,name=caught_up,json=caughtUp,proto3,oneof"`
+}
+
+type SubscribeResponse_Changes struct {
+	// Changes.
+	Changes *LiveChanges `protobuf:"bytes,4,opt,name=changes,proto3,oneof"`
+}
+
+type SubscribeResponse_Gap struct {
+	// Changes are missing.
+	Gap *LiveGap `protobuf:"bytes,5,opt,name=gap,proto3,oneof"`
+}
+
+type SubscribeResponse_Heartbeat struct {
+	// Nothing else was sent for 15000 ms; on HTTP a comment.
+	Heartbeat *Heartbeat `protobuf:"bytes,6,opt,name=heartbeat,proto3,oneof"`
+}
+
+func (*SubscribeResponse_Opened) isSubscribeResponse_Frame() {}
+
+func (*SubscribeResponse_Snapshot) isSubscribeResponse_Frame() {}
+
+func (*SubscribeResponse_CaughtUp) isSubscribeResponse_Frame() {}
+
+func (*SubscribeResponse_Changes) isSubscribeResponse_Frame() {}
+
+func (*SubscribeResponse_Gap) isSubscribeResponse_Frame() {}
+
+func (*SubscribeResponse_Heartbeat) isSubscribeResponse_Frame() {}
+
 // Asks for Consume.
 type SqlServiceConsumeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -182,7 +410,7 @@ type SqlServiceConsumeRequest struct {
 
 func (x *SqlServiceConsumeRequest) Reset() {
 	*x = SqlServiceConsumeRequest{}
-	mi := &file_topics_v1_sql_service_proto_msgTypes[2]
+	mi := &file_topics_v1_sql_service_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -194,7 +422,7 @@ func (x *SqlServiceConsumeRequest) String() string {
 func (*SqlServiceConsumeRequest) ProtoMessage() {}
 
 func (x *SqlServiceConsumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_sql_service_proto_msgTypes[2]
+	mi := &file_topics_v1_sql_service_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -207,7 +435,7 @@ func (x *SqlServiceConsumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SqlServiceConsumeRequest.ProtoReflect.Descriptor instead.
 func (*SqlServiceConsumeRequest) Descriptor() ([]byte, []int) {
-	return file_topics_v1_sql_service_proto_rawDescGZIP(), []int{2}
+	return file_topics_v1_sql_service_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SqlServiceConsumeRequest) GetTopic() string {
@@ -315,7 +543,7 @@ type SqlServiceConsumeResponse struct {
 
 func (x *SqlServiceConsumeResponse) Reset() {
 	*x = SqlServiceConsumeResponse{}
-	mi := &file_topics_v1_sql_service_proto_msgTypes[3]
+	mi := &file_topics_v1_sql_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -327,7 +555,7 @@ func (x *SqlServiceConsumeResponse) String() string {
 func (*SqlServiceConsumeResponse) ProtoMessage() {}
 
 func (x *SqlServiceConsumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_sql_service_proto_msgTypes[3]
+	mi := &file_topics_v1_sql_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -340,7 +568,7 @@ func (x *SqlServiceConsumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SqlServiceConsumeResponse.ProtoReflect.Descriptor instead.
 func (*SqlServiceConsumeResponse) Descriptor() ([]byte, []int) {
-	return file_topics_v1_sql_service_proto_rawDescGZIP(), []int{3}
+	return file_topics_v1_sql_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *SqlServiceConsumeResponse) GetMessages() []*TopicMessage {
@@ -397,7 +625,7 @@ type SqlServiceAckRequest struct {
 
 func (x *SqlServiceAckRequest) Reset() {
 	*x = SqlServiceAckRequest{}
-	mi := &file_topics_v1_sql_service_proto_msgTypes[4]
+	mi := &file_topics_v1_sql_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -409,7 +637,7 @@ func (x *SqlServiceAckRequest) String() string {
 func (*SqlServiceAckRequest) ProtoMessage() {}
 
 func (x *SqlServiceAckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_sql_service_proto_msgTypes[4]
+	mi := &file_topics_v1_sql_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -422,7 +650,7 @@ func (x *SqlServiceAckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SqlServiceAckRequest.ProtoReflect.Descriptor instead.
 func (*SqlServiceAckRequest) Descriptor() ([]byte, []int) {
-	return file_topics_v1_sql_service_proto_rawDescGZIP(), []int{4}
+	return file_topics_v1_sql_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SqlServiceAckRequest) GetTopic() string {
@@ -476,7 +704,7 @@ type SqlServiceAckResponse struct {
 
 func (x *SqlServiceAckResponse) Reset() {
 	*x = SqlServiceAckResponse{}
-	mi := &file_topics_v1_sql_service_proto_msgTypes[5]
+	mi := &file_topics_v1_sql_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -488,7 +716,7 @@ func (x *SqlServiceAckResponse) String() string {
 func (*SqlServiceAckResponse) ProtoMessage() {}
 
 func (x *SqlServiceAckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_sql_service_proto_msgTypes[5]
+	mi := &file_topics_v1_sql_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -501,7 +729,7 @@ func (x *SqlServiceAckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SqlServiceAckResponse.ProtoReflect.Descriptor instead.
 func (*SqlServiceAckResponse) Descriptor() ([]byte, []int) {
-	return file_topics_v1_sql_service_proto_rawDescGZIP(), []int{5}
+	return file_topics_v1_sql_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SqlServiceAckResponse) GetSuccess() bool {
@@ -529,7 +757,7 @@ var File_topics_v1_sql_service_proto protoreflect.FileDescriptor
 
 const file_topics_v1_sql_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1btopics/v1/sql_service.proto\x12\ttopics.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x15topics/v1/group.proto\x1a\x13topics/v1/sql.proto\"\xa4\x01\n" +
+	"\x1btopics/v1/sql_service.proto\x12\ttopics.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x15topics/v1/group.proto\x1a\x13topics/v1/sql.proto\x1a\x16topics/v1/stream.proto\"\xa4\x01\n" +
 	"\x0eExecuteRequest\x12\x10\n" +
 	"\x03sql\x18\x01 \x01(\tR\x03sql\x12+\n" +
 	"\x06params\x18\x02 \x03(\v2\x13.topics.v1.SqlValueR\x06params\x120\n" +
@@ -538,7 +766,21 @@ const file_topics_v1_sql_service_proto_rawDesc = "" +
 	"\fnamespace_id\x18\x04 \x01(\tR\vnamespaceId\"Z\n" +
 	"\x0fExecuteResponse\x12.\n" +
 	"\aresults\x18\x01 \x03(\v2\x14.topics.v1.SqlResultR\aresults\x12\x17\n" +
-	"\atook_ms\x18\x02 \x01(\x01R\x06tookMs\"\xf1\x02\n" +
+	"\atook_ms\x18\x02 \x01(\x01R\x06tookMs\"\x99\x01\n" +
+	"\x10SubscribeRequest\x12\x10\n" +
+	"\x03sql\x18\x01 \x01(\tR\x03sql\x12+\n" +
+	"\x06params\x18\x02 \x03(\v2\x13.topics.v1.SqlValueR\x06params\x12!\n" +
+	"\fnamespace_id\x18\x03 \x01(\tR\vnamespaceId\x12\x19\n" +
+	"\x05after\x18\x04 \x01(\tH\x00R\x05after\x88\x01\x01B\b\n" +
+	"\x06_after\"\xce\x02\n" +
+	"\x11SubscribeResponse\x12/\n" +
+	"\x06opened\x18\x01 \x01(\v2\x15.topics.v1.LiveOpenedH\x00R\x06opened\x125\n" +
+	"\bsnapshot\x18\x02 \x01(\v2\x17.topics.v1.LiveSnapshotH\x00R\bsnapshot\x126\n" +
+	"\tcaught_up\x18\x03 \x01(\v2\x17.topics.v1.LiveCaughtUpH\x00R\bcaughtUp\x122\n" +
+	"\achanges\x18\x04 \x01(\v2\x16.topics.v1.LiveChangesH\x00R\achanges\x12&\n" +
+	"\x03gap\x18\x05 \x01(\v2\x12.topics.v1.LiveGapH\x00R\x03gap\x124\n" +
+	"\theartbeat\x18\x06 \x01(\v2\x14.topics.v1.HeartbeatH\x00R\theartbeatB\a\n" +
+	"\x05frame\"\xf1\x02\n" +
 	"\x18SqlServiceConsumeRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n" +
 	"\bgroup_id\x18\x02 \x01(\tR\agroupId\x12.\n" +
@@ -573,11 +815,12 @@ const file_topics_v1_sql_service_proto_rawDesc = "" +
 	"\x15SqlServiceAckResponse\x12\x18\n" +
 	"\asuccess\x18\x01 \x01(\bR\asuccess\x12/\n" +
 	"\x13acknowledged_offset\x18\x02 \x01(\x04R\x12acknowledgedOffset\x12\x19\n" +
-	"\bnone_yet\x18\x03 \x01(\bR\anoneYet2\x8f\x03\n" +
+	"\bnone_yet\x18\x03 \x01(\bR\anoneYet2\x95\x04\n" +
 	"\n" +
 	"SqlService\x12g\n" +
 	"\aExecute\x12\x19.topics.v1.ExecuteRequest\x1a\x1a.topics.v1.ExecuteResponse\"%\x82\xd3\xe4\x93\x02\x1f:\x01*Z\x10:\x01*\"\v/v1/api/sql\"\b/api/sql\x12\x94\x01\n" +
-	"\aConsume\x12#.topics.v1.SqlServiceConsumeRequest\x1a$.topics.v1.SqlServiceConsumeResponse\">\x82\xd3\xe4\x93\x025:\x01*Z\x1b:\x01*\"\x16/v1/api/topics/consume\"\x13/api/topics/consume\x90\x02\x02\x12\x80\x01\n" +
+	"\aConsume\x12#.topics.v1.SqlServiceConsumeRequest\x1a$.topics.v1.SqlServiceConsumeResponse\">\x82\xd3\xe4\x93\x025:\x01*Z\x1b:\x01*\"\x16/v1/api/topics/consume\"\x13/api/topics/consume\x90\x02\x02\x12\x83\x01\n" +
+	"\tSubscribe\x12\x1b.topics.v1.SubscribeRequest\x1a\x1c.topics.v1.SubscribeResponse\"9\x82\xd3\xe4\x93\x023:\x01*Z\x1a:\x01*\"\x15/v1/api/sql/subscribe\"\x12/api/sql/subscribe0\x01\x12\x80\x01\n" +
 	"\x03Ack\x12\x1f.topics.v1.SqlServiceAckRequest\x1a .topics.v1.SqlServiceAckResponse\"6\x82\xd3\xe4\x93\x02-:\x01*Z\x17:\x01*\"\x12/v1/api/topics/ack\"\x0f/api/topics/ack\x90\x02\x02B\x89\x01\n" +
 	"\rcom.topics.v1B\x0fSqlServiceProtoP\x01Z\"topics.test/sdk/topics/v1;topicsv1\xa2\x02\x03TXX\xaa\x02\tTopics.V1\xca\x02\tTopics\\V1\xe2\x02\x15Topics\\V1\\GPBMetadata\xea\x02\n" +
 	"Topics::V1b\x06proto3"
@@ -594,43 +837,60 @@ func file_topics_v1_sql_service_proto_rawDescGZIP() []byte {
 	return file_topics_v1_sql_service_proto_rawDescData
 }
 
-var file_topics_v1_sql_service_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_topics_v1_sql_service_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_topics_v1_sql_service_proto_goTypes = []any{
 	(*ExecuteRequest)(nil),            // 0: topics.v1.ExecuteRequest
 	(*ExecuteResponse)(nil),           // 1: topics.v1.ExecuteResponse
-	(*SqlServiceConsumeRequest)(nil),  // 2: topics.v1.SqlServiceConsumeRequest
-	(*SqlServiceConsumeResponse)(nil), // 3: topics.v1.SqlServiceConsumeResponse
-	(*SqlServiceAckRequest)(nil),      // 4: topics.v1.SqlServiceAckRequest
-	(*SqlServiceAckResponse)(nil),     // 5: topics.v1.SqlServiceAckResponse
-	(*SqlValue)(nil),                  // 6: topics.v1.SqlValue
-	(*SqlRow)(nil),                    // 7: topics.v1.SqlRow
-	(*SqlResult)(nil),                 // 8: topics.v1.SqlResult
-	(LogEnd)(0),                       // 9: topics.v1.LogEnd
-	(*ClaimOptions)(nil),              // 10: topics.v1.ClaimOptions
-	(*TopicMessage)(nil),              // 11: topics.v1.TopicMessage
-	(*TopicGap)(nil),                  // 12: topics.v1.TopicGap
-	(*Claim)(nil),                     // 13: topics.v1.Claim
+	(*SubscribeRequest)(nil),          // 2: topics.v1.SubscribeRequest
+	(*SubscribeResponse)(nil),         // 3: topics.v1.SubscribeResponse
+	(*SqlServiceConsumeRequest)(nil),  // 4: topics.v1.SqlServiceConsumeRequest
+	(*SqlServiceConsumeResponse)(nil), // 5: topics.v1.SqlServiceConsumeResponse
+	(*SqlServiceAckRequest)(nil),      // 6: topics.v1.SqlServiceAckRequest
+	(*SqlServiceAckResponse)(nil),     // 7: topics.v1.SqlServiceAckResponse
+	(*SqlValue)(nil),                  // 8: topics.v1.SqlValue
+	(*SqlRow)(nil),                    // 9: topics.v1.SqlRow
+	(*SqlResult)(nil),                 // 10: topics.v1.SqlResult
+	(*LiveOpened)(nil),                // 11: topics.v1.LiveOpened
+	(*LiveSnapshot)(nil),              // 12: topics.v1.LiveSnapshot
+	(*LiveCaughtUp)(nil),              // 13: topics.v1.LiveCaughtUp
+	(*LiveChanges)(nil),               // 14: topics.v1.LiveChanges
+	(*LiveGap)(nil),                   // 15: topics.v1.LiveGap
+	(*Heartbeat)(nil),                 // 16: topics.v1.Heartbeat
+	(LogEnd)(0),                       // 17: topics.v1.LogEnd
+	(*ClaimOptions)(nil),              // 18: topics.v1.ClaimOptions
+	(*TopicMessage)(nil),              // 19: topics.v1.TopicMessage
+	(*TopicGap)(nil),                  // 20: topics.v1.TopicGap
+	(*Claim)(nil),                     // 21: topics.v1.Claim
 }
 var file_topics_v1_sql_service_proto_depIdxs = []int32{
-	6,  // 0: topics.v1.ExecuteRequest.params:type_name -> topics.v1.SqlValue
-	7,  // 1: topics.v1.ExecuteRequest.param_rows:type_name -> topics.v1.SqlRow
-	8,  // 2: topics.v1.ExecuteResponse.results:type_name -> topics.v1.SqlResult
-	9,  // 3: topics.v1.SqlServiceConsumeRequest.start_at:type_name -> topics.v1.LogEnd
-	10, // 4: topics.v1.SqlServiceConsumeRequest.claim:type_name -> topics.v1.ClaimOptions
-	11, // 5: topics.v1.SqlServiceConsumeResponse.messages:type_name -> topics.v1.TopicMessage
-	12, // 6: topics.v1.SqlServiceConsumeResponse.gap:type_name -> topics.v1.TopicGap
-	13, // 7: topics.v1.SqlServiceConsumeResponse.claim:type_name -> topics.v1.Claim
-	0,  // 8: topics.v1.SqlService.Execute:input_type -> topics.v1.ExecuteRequest
-	2,  // 9: topics.v1.SqlService.Consume:input_type -> topics.v1.SqlServiceConsumeRequest
-	4,  // 10: topics.v1.SqlService.Ack:input_type -> topics.v1.SqlServiceAckRequest
-	1,  // 11: topics.v1.SqlService.Execute:output_type -> topics.v1.ExecuteResponse
-	3,  // 12: topics.v1.SqlService.Consume:output_type -> topics.v1.SqlServiceConsumeResponse
-	5,  // 13: topics.v1.SqlService.Ack:output_type -> topics.v1.SqlServiceAckResponse
-	11, // [11:14] is the sub-list for method output_type
-	8,  // [8:11] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	8,  // 0: topics.v1.ExecuteRequest.params:type_name -> topics.v1.SqlValue
+	9,  // 1: topics.v1.ExecuteRequest.param_rows:type_name -> topics.v1.SqlRow
+	10, // 2: topics.v1.ExecuteResponse.results:type_name -> topics.v1.SqlResult
+	8,  // 3: topics.v1.SubscribeRequest.params:type_name -> topics.v1.SqlValue
+	11, // 4: topics.v1.SubscribeResponse.opened:type_name -> topics.v1.LiveOpened
+	12, // 5: topics.v1.SubscribeResponse.snapshot:type_name -> topics.v1.LiveSnapshot
+	13, // 6: topics.v1.SubscribeResponse.caught_up:type_name -> topics.v1.LiveCaughtUp
+	14, // 7: topics.v1.SubscribeResponse.changes:type_name -> topics.v1.LiveChanges
+	15, // 8: topics.v1.SubscribeResponse.gap:type_name -> topics.v1.LiveGap
+	16, // 9: topics.v1.SubscribeResponse.heartbeat:type_name -> topics.v1.Heartbeat
+	17, // 10: topics.v1.SqlServiceConsumeRequest.start_at:type_name -> topics.v1.LogEnd
+	18, // 11: topics.v1.SqlServiceConsumeRequest.claim:type_name -> topics.v1.ClaimOptions
+	19, // 12: topics.v1.SqlServiceConsumeResponse.messages:type_name -> topics.v1.TopicMessage
+	20, // 13: topics.v1.SqlServiceConsumeResponse.gap:type_name -> topics.v1.TopicGap
+	21, // 14: topics.v1.SqlServiceConsumeResponse.claim:type_name -> topics.v1.Claim
+	0,  // 15: topics.v1.SqlService.Execute:input_type -> topics.v1.ExecuteRequest
+	4,  // 16: topics.v1.SqlService.Consume:input_type -> topics.v1.SqlServiceConsumeRequest
+	2,  // 17: topics.v1.SqlService.Subscribe:input_type -> topics.v1.SubscribeRequest
+	6,  // 18: topics.v1.SqlService.Ack:input_type -> topics.v1.SqlServiceAckRequest
+	1,  // 19: topics.v1.SqlService.Execute:output_type -> topics.v1.ExecuteResponse
+	5,  // 20: topics.v1.SqlService.Consume:output_type -> topics.v1.SqlServiceConsumeResponse
+	3,  // 21: topics.v1.SqlService.Subscribe:output_type -> topics.v1.SubscribeResponse
+	7,  // 22: topics.v1.SqlService.Ack:output_type -> topics.v1.SqlServiceAckResponse
+	19, // [19:23] is the sub-list for method output_type
+	15, // [15:19] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_topics_v1_sql_service_proto_init() }
@@ -640,19 +900,29 @@ func file_topics_v1_sql_service_proto_init() {
 	}
 	file_topics_v1_group_proto_init()
 	file_topics_v1_sql_proto_init()
-	file_topics_v1_sql_service_proto_msgTypes[2].OneofWrappers = []any{
+	file_topics_v1_stream_proto_init()
+	file_topics_v1_sql_service_proto_msgTypes[2].OneofWrappers = []any{}
+	file_topics_v1_sql_service_proto_msgTypes[3].OneofWrappers = []any{
+		(*SubscribeResponse_Opened)(nil),
+		(*SubscribeResponse_Snapshot)(nil),
+		(*SubscribeResponse_CaughtUp)(nil),
+		(*SubscribeResponse_Changes)(nil),
+		(*SubscribeResponse_Gap)(nil),
+		(*SubscribeResponse_Heartbeat)(nil),
+	}
+	file_topics_v1_sql_service_proto_msgTypes[4].OneofWrappers = []any{
 		(*SqlServiceConsumeRequest_StartAt)(nil),
 		(*SqlServiceConsumeRequest_StartOffset)(nil),
 	}
-	file_topics_v1_sql_service_proto_msgTypes[3].OneofWrappers = []any{}
-	file_topics_v1_sql_service_proto_msgTypes[4].OneofWrappers = []any{}
+	file_topics_v1_sql_service_proto_msgTypes[5].OneofWrappers = []any{}
+	file_topics_v1_sql_service_proto_msgTypes[6].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_topics_v1_sql_service_proto_rawDesc), len(file_topics_v1_sql_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

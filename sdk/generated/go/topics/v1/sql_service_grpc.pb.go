@@ -21,9 +21,10 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	SqlService_Execute_FullMethodName = "/topics.v1.SqlService/Execute"
-	SqlService_Consume_FullMethodName = "/topics.v1.SqlService/Consume"
-	SqlService_Ack_FullMethodName     = "/topics.v1.SqlService/Ack"
+	SqlService_Execute_FullMethodName   = "/topics.v1.SqlService/Execute"
+	SqlService_Consume_FullMethodName   = "/topics.v1.SqlService/Consume"
+	SqlService_Subscribe_FullMethodName = "/topics.v1.SqlService/Subscribe"
+	SqlService_Ack_FullMethodName       = "/topics.v1.SqlService/Ack"
 )
 
 // SqlServiceClient is the client API for SqlService service.
@@ -60,6 +61,15 @@ type SqlServiceClient interface {
 	// Scope: read; the role user only with TOPICS_ALLOW_USER_ROLE_CONSUME. Errors: invalid_request, topic_not_found,
 	// partition_not_found, not_a_log, throttled (max_open_claims).
 	Consume(ctx context.Context, in *SqlServiceConsumeRequest, opts ...grpc.CallOption) (*SqlServiceConsumeResponse, error)
+	// Follows the rows of a query: a snapshot of them, then what changes of them, without end. The query is columns and a
+	// condition of one table: `SELECT id, total FROM orders WHERE paid`, or SUBSCRIBE TO. Only durable rows are shown, in
+	// the order of their commits. With `after`, the position of an earlier frame, there is no snapshot but the changes
+	// since, or a gap and a snapshot if they are not all there. SSE on HTTP. A heartbeat after 15000 ms of silence.
+	//
+	// Rights: those of the SELECT. Errors: invalid_request, syntax_error, unsupported_sql, invalid_value, column_not_found,
+	// function_not_found, division_by_zero, table_not_found (also when the table is dropped), namespace_not_found,
+	// schema_changed, not_acceptable (HTTP), throttled (max_live_queries, max_sse_connections), shutting_down.
+	Subscribe(ctx context.Context, in *SubscribeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SubscribeResponse], error)
 	// Acknowledges all messages of a partition up to an offset, for a group. Never moves a position back: an offset below
 	// it succeeds and changes nothing. Replies when the position is as durable as the topic. Safe to retry.
 	//
@@ -101,6 +111,25 @@ func (c *sqlServiceClient) Consume(ctx context.Context, in *SqlServiceConsumeReq
 	}
 	return out, nil
 }
+
+func (c *sqlServiceClient) Subscribe(ctx context.Context, in *SubscribeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SubscribeResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &SqlService_ServiceDesc.Streams[0], SqlService_Subscribe_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[SubscribeRequest, SubscribeResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type SqlService_SubscribeClient = grpc.ServerStreamingClient[SubscribeResponse]
 
 func (c *sqlServiceClient) Ack(ctx context.Context, in *SqlServiceAckRequest, opts ...grpc.CallOption) (*SqlServiceAckResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -146,6 +175,15 @@ type SqlServiceServer interface {
 	// Scope: read; the role user only with TOPICS_ALLOW_USER_ROLE_CONSUME. Errors: invalid_request, topic_not_found,
 	// partition_not_found, not_a_log, throttled (max_open_claims).
 	Consume(context.Context, *SqlServiceConsumeRequest) (*SqlServiceConsumeResponse, error)
+	// Follows the rows of a query: a snapshot of them, then what changes of them, without end. The query is columns and a
+	// condition of one table: `SELECT id, total FROM orders WHERE paid`, or SUBSCRIBE TO. Only durable rows are shown, in
+	// the order of their commits. With `after`, the position of an earlier frame, there is no snapshot but the changes
+	// since, or a gap and a snapshot if they are not all there. SSE on HTTP. A heartbeat after 15000 ms of silence.
+	//
+	// Rights: those of the SELECT. Errors: invalid_request, syntax_error, unsupported_sql, invalid_value, column_not_found,
+	// function_not_found, division_by_zero, table_not_found (also when the table is dropped), namespace_not_found,
+	// schema_changed, not_acceptable (HTTP), throttled (max_live_queries, max_sse_connections), shutting_down.
+	Subscribe(*SubscribeRequest, grpc.ServerStreamingServer[SubscribeResponse]) error
 	// Acknowledges all messages of a partition up to an offset, for a group. Never moves a position back: an offset below
 	// it succeeds and changes nothing. Replies when the position is as durable as the topic. Safe to retry.
 	//
@@ -173,6 +211,9 @@ func (UnimplementedSqlServiceServer) Execute(context.Context, *ExecuteRequest) (
 }
 func (UnimplementedSqlServiceServer) Consume(context.Context, *SqlServiceConsumeRequest) (*SqlServiceConsumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Consume not implemented")
+}
+func (UnimplementedSqlServiceServer) Subscribe(*SubscribeRequest, grpc.ServerStreamingServer[SubscribeResponse]) error {
+	return status.Error(codes.Unimplemented, "method Subscribe not implemented")
 }
 func (UnimplementedSqlServiceServer) Ack(context.Context, *SqlServiceAckRequest) (*SqlServiceAckResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Ack not implemented")
@@ -234,6 +275,17 @@ func _SqlService_Consume_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _SqlService_Subscribe_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(SubscribeRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(SqlServiceServer).Subscribe(m, &grpc.GenericServerStream[SubscribeRequest, SubscribeResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type SqlService_SubscribeServer = grpc.ServerStreamingServer[SubscribeResponse]
+
 func _SqlService_Ack_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SqlServiceAckRequest)
 	if err := dec(in); err != nil {
@@ -272,6 +324,12 @@ var SqlService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _SqlService_Ack_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Subscribe",
+			Handler:       _SqlService_Subscribe_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "topics/v1/sql_service.proto",
 }

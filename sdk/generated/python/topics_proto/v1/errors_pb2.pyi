@@ -238,6 +238,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The claim has ended, and another worker of the group holds some of its messages. Detail: `claim_id`.
     HTTP 409, gRPC FAILED_PRECONDITION.
     """
+    ERROR_REASON_SCHEMA_CHANGED: _ErrorReason.ValueType  # 52
+    """The columns or the name of a table were changed while a live query followed it: the stream ends. Asking again, with
+    the last position, goes on with the table as it is. Detail: `sqlstate`, `table`.
+    HTTP 409, gRPC ABORTED.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Cause of a failed call or stream. The number is used in StreamError, the text everywhere else. A gap in the log
@@ -456,6 +461,11 @@ HTTP 413, gRPC RESOURCE_EXHAUSTED.
 ERROR_REASON_CLAIM_EXPIRED: ErrorReason.ValueType  # 51
 """The claim has ended, and another worker of the group holds some of its messages. Detail: `claim_id`.
 HTTP 409, gRPC FAILED_PRECONDITION.
+"""
+ERROR_REASON_SCHEMA_CHANGED: ErrorReason.ValueType  # 52
+"""The columns or the name of a table were changed while a live query followed it: the stream ends. Asking again, with
+the last position, goes on with the table as it is. Detail: `sqlstate`, `table`.
+HTTP 409, gRPC ABORTED.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 

@@ -368,6 +368,183 @@ class TopicGap(_message.Message):
 Global___TopicGap: _TypeAlias = TopicGap  # noqa: Y015
 
 @_typing.final
+class LiveOpened(_message.Message):
+    """Columns of the rows of a live query. The first frame: the query is open."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEMA_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def schema(self) -> _containers.RepeatedCompositeFieldContainer[Global___SqlColumn]:
+        """Columns of all rows that follow."""
+
+    def __init__(
+        self,
+        *,
+        schema: _abc.Iterable[Global___SqlColumn] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schema", b"schema"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LiveOpened: _TypeAlias = LiveOpened  # noqa: Y015
+
+@_typing.final
+class LiveSnapshot(_message.Message):
+    """Rows as they are at one moment, or some of them. Those before are void."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    position: _builtins.str
+    """Position of the moment. Default (absent): more rows follow, in further frames."""
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___SqlRow]:
+        """Rows, in no order."""
+
+    def __init__(
+        self,
+        *,
+        rows: _abc.Iterable[Global___SqlRow] | None = ...,
+        position: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "position", b"position"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "position", b"position", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
+    _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
+
+Global___LiveSnapshot: _TypeAlias = LiveSnapshot  # noqa: Y015
+
+@_typing.final
+class LiveCaughtUp(_message.Message):
+    """There is nothing more at this moment; also sent at times when changes came that are none of the query's rows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    position: _builtins.str
+    """Position of the moment."""
+    def __init__(
+        self,
+        *,
+        position: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LiveCaughtUp: _TypeAlias = LiveCaughtUp  # noqa: Y015
+
+@_typing.final
+class LiveChange(_message.Message):
+    """A change of the rows of a live query."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OP_FIELD_NUMBER: _builtins.int
+    ROW_FIELD_NUMBER: _builtins.int
+    OLD_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    op: Global___ChangeOp.ValueType
+    """INSERT for a row that is there now, or matches now; DELETE for one that is gone, or ceased to match."""
+    position: _builtins.str
+    """Position behind the change."""
+    @_builtins.property
+    def row(self) -> Global___SqlRow:
+        """Row as it is now. Default (absent): there is none, for a DELETE."""
+
+    @_builtins.property
+    def old(self) -> Global___SqlRow:
+        """Row as it was. Default (absent): there was none, for an INSERT."""
+
+    def __init__(
+        self,
+        *,
+        op: Global___ChangeOp.ValueType = ...,
+        row: Global___SqlRow | None = ...,
+        old: Global___SqlRow | None = ...,
+        position: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_old", b"_old", "_row", b"_row", "old", b"old", "row", b"row"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_old", b"_old", "_row", b"_row", "old", b"old", "op", b"op", "position", b"position", "row", b"row"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__old: _TypeAlias = _typing.Literal["old"]  # noqa: Y015
+    _WhichOneofArgType__old: _TypeAlias = _typing.Literal["_old", b"_old"]  # noqa: Y015
+    _WhichOneofReturnType__row: _TypeAlias = _typing.Literal["row"]  # noqa: Y015
+    _WhichOneofArgType__row: _TypeAlias = _typing.Literal["_row", b"_row"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__old) -> _WhichOneofReturnType__old | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__row) -> _WhichOneofReturnType__row | None: ...
+
+Global___LiveChange: _TypeAlias = LiveChange  # noqa: Y015
+
+@_typing.final
+class LiveChanges(_message.Message):
+    """Changes in their order. In JSON each is a frame of its own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiveChange]:
+        """At least one."""
+
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[Global___LiveChange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LiveChanges: _TypeAlias = LiveChanges  # noqa: Y015
+
+@_typing.final
+class LiveGap(_message.Message):
+    """Changes that the caller will not get: a snapshot follows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_POSITION_FIELD_NUMBER: _builtins.int
+    TO_POSITION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    from_position: _builtins.str
+    """Position that was asked for, or reached. JSON name `from`."""
+    to_position: _builtins.str
+    """Position of the snapshot. JSON name `to`."""
+    reason: _builtins.str
+    """Cause: `too_old`, the changes behind it were removed to stay within bounds; `lost`, a power cut took changes
+    that the caller has seen; `unknown`, the position is not one of this table, or of changes long gone.
+    """
+    def __init__(
+        self,
+        *,
+        from_position: _builtins.str = ...,
+        to_position: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_position", b"from_position", "reason", b"reason", "to_position", b"to_position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LiveGap: _TypeAlias = LiveGap  # noqa: Y015
+
+@_typing.final
 class ClaimOptions(_message.Message):
     """Asks for messages that no other worker of the group holds, and for the time to deal with them."""
 

@@ -25,9 +25,10 @@ _sym_db = _symbol_database.Default()
 from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from topics_proto.v1 import group_pb2 as topics_dot_v1_dot_group__pb2
 from topics_proto.v1 import sql_pb2 as topics_dot_v1_dot_sql__pb2
+from topics_proto.v1 import stream_pb2 as topics_dot_v1_dot_stream__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btopics/v1/sql_service.proto\x12\ttopics.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x15topics/v1/group.proto\x1a\x13topics/v1/sql.proto\"\xa4\x01\n\x0e\x45xecuteRequest\x12\x10\n\x03sql\x18\x01 \x01(\tR\x03sql\x12+\n\x06params\x18\x02 \x03(\x0b\x32\x13.topics.v1.SqlValueR\x06params\x12\x30\n\nparam_rows\x18\x03 \x03(\x0b\x32\x11.topics.v1.SqlRowR\tparamRows\x12!\n\x0cnamespace_id\x18\x04 \x01(\tR\x0bnamespaceId\"Z\n\x0f\x45xecuteResponse\x12.\n\x07results\x18\x01 \x03(\x0b\x32\x14.topics.v1.SqlResultR\x07results\x12\x17\n\x07took_ms\x18\x02 \x01(\x01R\x06tookMs\"\xf1\x02\n\x18SqlServiceConsumeRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n\x08group_id\x18\x02 \x01(\tR\x07groupId\x12.\n\x08start_at\x18\x03 \x01(\x0e\x32\x11.topics.v1.LogEndH\x00R\x07startAt\x12#\n\x0cstart_offset\x18\x04 \x01(\x04H\x00R\x0bstartOffset\x12\x19\n\x05limit\x18\x05 \x01(\rH\x01R\x05limit\x88\x01\x01\x12!\n\x0cpartition_id\x18\x06 \x01(\rR\x0bpartitionId\x12,\n\x0ftimeout_seconds\x18\x07 \x01(\rH\x02R\x0etimeoutSeconds\x88\x01\x01\x12\x32\n\x05\x63laim\x18\x08 \x01(\x0b\x32\x17.topics.v1.ClaimOptionsH\x03R\x05\x63laim\x88\x01\x01\x42\x07\n\x05startB\x08\n\x06_limitB\x12\n\x10_timeout_secondsB\x08\n\x06_claim\"\xf7\x01\n\x19SqlServiceConsumeResponse\x12\x33\n\x08messages\x18\x01 \x03(\x0b\x32\x17.topics.v1.TopicMessageR\x08messages\x12\x1f\n\x0bnext_offset\x18\x02 \x01(\x04R\nnextOffset\x12\x19\n\x08has_more\x18\x03 \x01(\x08R\x07hasMore\x12*\n\x03gap\x18\x04 \x01(\x0b\x32\x13.topics.v1.TopicGapH\x00R\x03gap\x88\x01\x01\x12+\n\x05\x63laim\x18\x05 \x01(\x0b\x32\x10.topics.v1.ClaimH\x01R\x05\x63laim\x88\x01\x01\x42\x06\n\x04_gapB\x08\n\x06_claim\"\xcd\x01\n\x14SqlServiceAckRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n\x08group_id\x18\x02 \x01(\tR\x07groupId\x12!\n\x0cpartition_id\x18\x03 \x01(\rR\x0bpartitionId\x12$\n\x0bupto_offset\x18\x04 \x01(\x04H\x00R\nuptoOffset\x88\x01\x01\x12\x1e\n\x08\x63laim_id\x18\x05 \x01(\tH\x01R\x07\x63laimId\x88\x01\x01\x42\x0e\n\x0c_upto_offsetB\x0b\n\t_claim_id\"}\n\x15SqlServiceAckResponse\x12\x18\n\x07success\x18\x01 \x01(\x08R\x07success\x12/\n\x13\x61\x63knowledged_offset\x18\x02 \x01(\x04R\x12\x61\x63knowledgedOffset\x12\x19\n\x08none_yet\x18\x03 \x01(\x08R\x07noneYet2\x8f\x03\n\nSqlService\x12g\n\x07\x45xecute\x12\x19.topics.v1.ExecuteRequest\x1a\x1a.topics.v1.ExecuteResponse\"%\x82\xd3\xe4\x93\x02\x1f\"\x08/api/sql:\x01*Z\x10\"\x0b/v1/api/sql:\x01*\x12\x94\x01\n\x07\x43onsume\x12#.topics.v1.SqlServiceConsumeRequest\x1a$.topics.v1.SqlServiceConsumeResponse\">\x90\x02\x02\x82\xd3\xe4\x93\x02\x35\"\x13/api/topics/consume:\x01*Z\x1b\"\x16/v1/api/topics/consume:\x01*\x12\x80\x01\n\x03\x41\x63k\x12\x1f.topics.v1.SqlServiceAckRequest\x1a .topics.v1.SqlServiceAckResponse\"6\x90\x02\x02\x82\xd3\xe4\x93\x02-\"\x0f/api/topics/ack:\x01*Z\x17\"\x12/v1/api/topics/ack:\x01*b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btopics/v1/sql_service.proto\x12\ttopics.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x15topics/v1/group.proto\x1a\x13topics/v1/sql.proto\x1a\x16topics/v1/stream.proto\"\xa4\x01\n\x0e\x45xecuteRequest\x12\x10\n\x03sql\x18\x01 \x01(\tR\x03sql\x12+\n\x06params\x18\x02 \x03(\x0b\x32\x13.topics.v1.SqlValueR\x06params\x12\x30\n\nparam_rows\x18\x03 \x03(\x0b\x32\x11.topics.v1.SqlRowR\tparamRows\x12!\n\x0cnamespace_id\x18\x04 \x01(\tR\x0bnamespaceId\"Z\n\x0f\x45xecuteResponse\x12.\n\x07results\x18\x01 \x03(\x0b\x32\x14.topics.v1.SqlResultR\x07results\x12\x17\n\x07took_ms\x18\x02 \x01(\x01R\x06tookMs\"\x99\x01\n\x10SubscribeRequest\x12\x10\n\x03sql\x18\x01 \x01(\tR\x03sql\x12+\n\x06params\x18\x02 \x03(\x0b\x32\x13.topics.v1.SqlValueR\x06params\x12!\n\x0cnamespace_id\x18\x03 \x01(\tR\x0bnamespaceId\x12\x19\n\x05\x61\x66ter\x18\x04 \x01(\tH\x00R\x05\x61\x66ter\x88\x01\x01\x42\x08\n\x06_after\"\xce\x02\n\x11SubscribeResponse\x12/\n\x06opened\x18\x01 \x01(\x0b\x32\x15.topics.v1.LiveOpenedH\x00R\x06opened\x12\x35\n\x08snapshot\x18\x02 \x01(\x0b\x32\x17.topics.v1.LiveSnapshotH\x00R\x08snapshot\x12\x36\n\tcaught_up\x18\x03 \x01(\x0b\x32\x17.topics.v1.LiveCaughtUpH\x00R\x08\x63\x61ughtUp\x12\x32\n\x07\x63hanges\x18\x04 \x01(\x0b\x32\x16.topics.v1.LiveChangesH\x00R\x07\x63hanges\x12&\n\x03gap\x18\x05 \x01(\x0b\x32\x12.topics.v1.LiveGapH\x00R\x03gap\x12\x34\n\theartbeat\x18\x06 \x01(\x0b\x32\x14.topics.v1.HeartbeatH\x00R\theartbeatB\x07\n\x05\x66rame\"\xf1\x02\n\x18SqlServiceConsumeRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n\x08group_id\x18\x02 \x01(\tR\x07groupId\x12.\n\x08start_at\x18\x03 \x01(\x0e\x32\x11.topics.v1.LogEndH\x00R\x07startAt\x12#\n\x0cstart_offset\x18\x04 \x01(\x04H\x00R\x0bstartOffset\x12\x19\n\x05limit\x18\x05 \x01(\rH\x01R\x05limit\x88\x01\x01\x12!\n\x0cpartition_id\x18\x06 \x01(\rR\x0bpartitionId\x12,\n\x0ftimeout_seconds\x18\x07 \x01(\rH\x02R\x0etimeoutSeconds\x88\x01\x01\x12\x32\n\x05\x63laim\x18\x08 \x01(\x0b\x32\x17.topics.v1.ClaimOptionsH\x03R\x05\x63laim\x88\x01\x01\x42\x07\n\x05startB\x08\n\x06_limitB\x12\n\x10_timeout_secondsB\x08\n\x06_claim\"\xf7\x01\n\x19SqlServiceConsumeResponse\x12\x33\n\x08messages\x18\x01 \x03(\x0b\x32\x17.topics.v1.TopicMessageR\x08messages\x12\x1f\n\x0bnext_offset\x18\x02 \x01(\x04R\nnextOffset\x12\x19\n\x08has_more\x18\x03 \x01(\x08R\x07hasMore\x12*\n\x03gap\x18\x04 \x01(\x0b\x32\x13.topics.v1.TopicGapH\x00R\x03gap\x88\x01\x01\x12+\n\x05\x63laim\x18\x05 \x01(\x0b\x32\x10.topics.v1.ClaimH\x01R\x05\x63laim\x88\x01\x01\x42\x06\n\x04_gapB\x08\n\x06_claim\"\xcd\x01\n\x14SqlServiceAckRequest\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x19\n\x08group_id\x18\x02 \x01(\tR\x07groupId\x12!\n\x0cpartition_id\x18\x03 \x01(\rR\x0bpartitionId\x12$\n\x0bupto_offset\x18\x04 \x01(\x04H\x00R\nuptoOffset\x88\x01\x01\x12\x1e\n\x08\x63laim_id\x18\x05 \x01(\tH\x01R\x07\x63laimId\x88\x01\x01\x42\x0e\n\x0c_upto_offsetB\x0b\n\t_claim_id\"}\n\x15SqlServiceAckResponse\x12\x18\n\x07success\x18\x01 \x01(\x08R\x07success\x12/\n\x13\x61\x63knowledged_offset\x18\x02 \x01(\x04R\x12\x61\x63knowledgedOffset\x12\x19\n\x08none_yet\x18\x03 \x01(\x08R\x07noneYet2\x95\x04\n\nSqlService\x12g\n\x07\x45xecute\x12\x19.topics.v1.ExecuteRequest\x1a\x1a.topics.v1.ExecuteResponse\"%\x82\xd3\xe4\x93\x02\x1f\"\x08/api/sql:\x01*Z\x10\"\x0b/v1/api/sql:\x01*\x12\x94\x01\n\x07\x43onsume\x12#.topics.v1.SqlServiceConsumeRequest\x1a$.topics.v1.SqlServiceConsumeResponse\">\x90\x02\x02\x82\xd3\xe4\x93\x02\x35\"\x13/api/topics/consume:\x01*Z\x1b\"\x16/v1/api/topics/consume:\x01*\x12\x83\x01\n\tSubscribe\x12\x1b.topics.v1.SubscribeRequest\x1a\x1c.topics.v1.SubscribeResponse\"9\x82\xd3\xe4\x93\x02\x33\"\x12/api/sql/subscribe:\x01*Z\x1a\"\x15/v1/api/sql/subscribe:\x01*0\x01\x12\x80\x01\n\x03\x41\x63k\x12\x1f.topics.v1.SqlServiceAckRequest\x1a .topics.v1.SqlServiceAckResponse\"6\x90\x02\x02\x82\xd3\xe4\x93\x02-\"\x0f/api/topics/ack:\x01*Z\x17\"\x12/v1/api/topics/ack:\x01*b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,20 +39,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SQLSERVICE'].methods_by_name['Execute']._serialized_options = b'\202\323\344\223\002\037\"\010/api/sql:\001*Z\020\"\013/v1/api/sql:\001*'
   _globals['_SQLSERVICE'].methods_by_name['Consume']._loaded_options = None
   _globals['_SQLSERVICE'].methods_by_name['Consume']._serialized_options = b'\220\002\002\202\323\344\223\0025\"\023/api/topics/consume:\001*Z\033\"\026/v1/api/topics/consume:\001*'
+  _globals['_SQLSERVICE'].methods_by_name['Subscribe']._loaded_options = None
+  _globals['_SQLSERVICE'].methods_by_name['Subscribe']._serialized_options = b'\202\323\344\223\0023\"\022/api/sql/subscribe:\001*Z\032\"\025/v1/api/sql/subscribe:\001*'
   _globals['_SQLSERVICE'].methods_by_name['Ack']._loaded_options = None
   _globals['_SQLSERVICE'].methods_by_name['Ack']._serialized_options = b'\220\002\002\202\323\344\223\002-\"\017/api/topics/ack:\001*Z\027\"\022/v1/api/topics/ack:\001*'
-  _globals['_EXECUTEREQUEST']._serialized_start=117
-  _globals['_EXECUTEREQUEST']._serialized_end=281
-  _globals['_EXECUTERESPONSE']._serialized_start=283
-  _globals['_EXECUTERESPONSE']._serialized_end=373
-  _globals['_SQLSERVICECONSUMEREQUEST']._serialized_start=376
-  _globals['_SQLSERVICECONSUMEREQUEST']._serialized_end=745
-  _globals['_SQLSERVICECONSUMERESPONSE']._serialized_start=748
-  _globals['_SQLSERVICECONSUMERESPONSE']._serialized_end=995
-  _globals['_SQLSERVICEACKREQUEST']._serialized_start=998
-  _globals['_SQLSERVICEACKREQUEST']._serialized_end=1203
-  _globals['_SQLSERVICEACKRESPONSE']._serialized_start=1205
-  _globals['_SQLSERVICEACKRESPONSE']._serialized_end=1330
-  _globals['_SQLSERVICE']._serialized_start=1333
-  _globals['_SQLSERVICE']._serialized_end=1732
+  _globals['_EXECUTEREQUEST']._serialized_start=141
+  _globals['_EXECUTEREQUEST']._serialized_end=305
+  _globals['_EXECUTERESPONSE']._serialized_start=307
+  _globals['_EXECUTERESPONSE']._serialized_end=397
+  _globals['_SUBSCRIBEREQUEST']._serialized_start=400
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=553
+  _globals['_SUBSCRIBERESPONSE']._serialized_start=556
+  _globals['_SUBSCRIBERESPONSE']._serialized_end=890
+  _globals['_SQLSERVICECONSUMEREQUEST']._serialized_start=893
+  _globals['_SQLSERVICECONSUMEREQUEST']._serialized_end=1262
+  _globals['_SQLSERVICECONSUMERESPONSE']._serialized_start=1265
+  _globals['_SQLSERVICECONSUMERESPONSE']._serialized_end=1512
+  _globals['_SQLSERVICEACKREQUEST']._serialized_start=1515
+  _globals['_SQLSERVICEACKREQUEST']._serialized_end=1720
+  _globals['_SQLSERVICEACKRESPONSE']._serialized_start=1722
+  _globals['_SQLSERVICEACKRESPONSE']._serialized_end=1847
+  _globals['_SQLSERVICE']._serialized_start=1850
+  _globals['_SQLSERVICE']._serialized_end=2383
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from topics_proto.v1 import group_pb2 as _group_pb2
 from topics_proto.v1 import sql_pb2 as _sql_pb2
+from topics_proto.v1 import stream_pb2 as _stream_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -87,6 +88,100 @@ class ExecuteResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExecuteResponse: _TypeAlias = ExecuteResponse  # noqa: Y015
+
+@_typing.final
+class SubscribeRequest(_message.Message):
+    """Asks for Subscribe."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SQL_FIELD_NUMBER: _builtins.int
+    PARAMS_FIELD_NUMBER: _builtins.int
+    NAMESPACE_ID_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    sql: _builtins.str
+    """One SELECT or SUBSCRIBE TO; required, at most 1 MiB."""
+    namespace_id: _builtins.str
+    """Namespace of names that are written without one. Default empty: `default`."""
+    after: _builtins.str
+    """Position to go on behind, of a frame of the same query. Default (absent): begin with a snapshot."""
+    @_builtins.property
+    def params(self) -> _containers.RepeatedCompositeFieldContainer[_sql_pb2.SqlValue]:
+        """Values of $1, $2 and so on."""
+
+    def __init__(
+        self,
+        *,
+        sql: _builtins.str = ...,
+        params: _abc.Iterable[_sql_pb2.SqlValue] | None = ...,
+        namespace_id: _builtins.str = ...,
+        after: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after", "namespace_id", b"namespace_id", "params", b"params", "sql", b"sql"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
+    _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__after) -> _WhichOneofReturnType__after | None: ...
+
+Global___SubscribeRequest: _TypeAlias = SubscribeRequest  # noqa: Y015
+
+@_typing.final
+class SubscribeResponse(_message.Message):
+    """A frame of Subscribe. On HTTP an SSE event named after the frame: `snapshot`, `caught-up`, `change`, `gap`, `error`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPENED_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    CAUGHT_UP_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def opened(self) -> _sql_pb2.LiveOpened:
+        """Columns of the rows; on HTTP there is none."""
+
+    @_builtins.property
+    def snapshot(self) -> _sql_pb2.LiveSnapshot:
+        """Rows at one moment."""
+
+    @_builtins.property
+    def caught_up(self) -> _sql_pb2.LiveCaughtUp:
+        """Nothing more at this moment."""
+
+    @_builtins.property
+    def changes(self) -> _sql_pb2.LiveChanges:
+        """Changes."""
+
+    @_builtins.property
+    def gap(self) -> _sql_pb2.LiveGap:
+        """Changes are missing."""
+
+    @_builtins.property
+    def heartbeat(self) -> _stream_pb2.Heartbeat:
+        """Nothing else was sent for 15000 ms; on HTTP a comment."""
+
+    def __init__(
+        self,
+        *,
+        opened: _sql_pb2.LiveOpened | None = ...,
+        snapshot: _sql_pb2.LiveSnapshot | None = ...,
+        caught_up: _sql_pb2.LiveCaughtUp | None = ...,
+        changes: _sql_pb2.LiveChanges | None = ...,
+        gap: _sql_pb2.LiveGap | None = ...,
+        heartbeat: _stream_pb2.Heartbeat | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "changes", b"changes", "frame", b"frame", "gap", b"gap", "heartbeat", b"heartbeat", "opened", b"opened", "snapshot", b"snapshot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "changes", b"changes", "frame", b"frame", "gap", b"gap", "heartbeat", b"heartbeat", "opened", b"opened", "snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["opened", "snapshot", "caught_up", "changes", "gap", "heartbeat"]  # noqa: Y015
+    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
+
+Global___SubscribeResponse: _TypeAlias = SubscribeResponse  # noqa: Y015
 
 @_typing.final
 class SqlServiceConsumeRequest(_message.Message):

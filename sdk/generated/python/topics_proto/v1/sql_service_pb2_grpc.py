@@ -50,6 +50,11 @@ class SqlServiceStub:
                 request_serializer=topics_dot_v1_dot_sql__service__pb2.SqlServiceConsumeRequest.SerializeToString,
                 response_deserializer=topics_dot_v1_dot_sql__service__pb2.SqlServiceConsumeResponse.FromString,
                 _registered_method=True)
+        self.Subscribe = channel.unary_stream(
+                '/topics.v1.SqlService/Subscribe',
+                request_serializer=topics_dot_v1_dot_sql__service__pb2.SubscribeRequest.SerializeToString,
+                response_deserializer=topics_dot_v1_dot_sql__service__pb2.SubscribeResponse.FromString,
+                _registered_method=True)
         self.Ack = channel.unary_unary(
                 '/topics.v1.SqlService/Ack',
                 request_serializer=topics_dot_v1_dot_sql__service__pb2.SqlServiceAckRequest.SerializeToString,
@@ -99,6 +104,20 @@ class SqlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Subscribe(self, request, context):
+        """Follows the rows of a query: a snapshot of them, then what changes of them, without end. The query is columns and a
+        condition of one table: `SELECT id, total FROM orders WHERE paid`, or SUBSCRIBE TO. Only durable rows are shown, in
+        the order of their commits. With `after`, the position of an earlier frame, there is no snapshot but the changes
+        since, or a gap and a snapshot if they are not all there. SSE on HTTP. A heartbeat after 15000 ms of silence.
+
+        Rights: those of the SELECT. Errors: invalid_request, syntax_error, unsupported_sql, invalid_value, column_not_found,
+        function_not_found, division_by_zero, table_not_found (also when the table is dropped), namespace_not_found,
+        schema_changed, not_acceptable (HTTP), throttled (max_live_queries, max_sse_connections), shutting_down.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Ack(self, request, context):
         """Acknowledges all messages of a partition up to an offset, for a group. Never moves a position back: an offset below
         it succeeds and changes nothing. Replies when the position is as durable as the topic. Safe to retry.
@@ -128,6 +147,11 @@ def add_SqlServiceServicer_to_server(servicer, server):
                     servicer.Consume,
                     request_deserializer=topics_dot_v1_dot_sql__service__pb2.SqlServiceConsumeRequest.FromString,
                     response_serializer=topics_dot_v1_dot_sql__service__pb2.SqlServiceConsumeResponse.SerializeToString,
+            ),
+            'Subscribe': grpc.unary_stream_rpc_method_handler(
+                    servicer.Subscribe,
+                    request_deserializer=topics_dot_v1_dot_sql__service__pb2.SubscribeRequest.FromString,
+                    response_serializer=topics_dot_v1_dot_sql__service__pb2.SubscribeResponse.SerializeToString,
             ),
             'Ack': grpc.unary_unary_rpc_method_handler(
                     servicer.Ack,
@@ -195,6 +219,33 @@ class SqlService:
             '/topics.v1.SqlService/Consume',
             topics_dot_v1_dot_sql__service__pb2.SqlServiceConsumeRequest.SerializeToString,
             topics_dot_v1_dot_sql__service__pb2.SqlServiceConsumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Subscribe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/topics.v1.SqlService/Subscribe',
+            topics_dot_v1_dot_sql__service__pb2.SubscribeRequest.SerializeToString,
+            topics_dot_v1_dot_sql__service__pb2.SubscribeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -64,6 +64,16 @@ class SqlServiceStub:
     Scope: read; the role user only with TOPICS_ALLOW_USER_ROLE_CONSUME. Errors: invalid_request, topic_not_found,
     partition_not_found, not_a_log, throttled (max_open_claims).
     """
+    Subscribe: _grpc.UnaryStreamMultiCallable[_sql_service_pb2.SubscribeRequest, _sql_service_pb2.SubscribeResponse]
+    """Follows the rows of a query: a snapshot of them, then what changes of them, without end. The query is columns and a
+    condition of one table: `SELECT id, total FROM orders WHERE paid`, or SUBSCRIBE TO. Only durable rows are shown, in
+    the order of their commits. With `after`, the position of an earlier frame, there is no snapshot but the changes
+    since, or a gap and a snapshot if they are not all there. SSE on HTTP. A heartbeat after 15000 ms of silence.
+
+    Rights: those of the SELECT. Errors: invalid_request, syntax_error, unsupported_sql, invalid_value, column_not_found,
+    function_not_found, division_by_zero, table_not_found (also when the table is dropped), namespace_not_found,
+    schema_changed, not_acceptable (HTTP), throttled (max_live_queries, max_sse_connections), shutting_down.
+    """
     Ack: _grpc.UnaryUnaryMultiCallable[_sql_service_pb2.SqlServiceAckRequest, _sql_service_pb2.SqlServiceAckResponse]
     """Acknowledges all messages of a partition up to an offset, for a group. Never moves a position back: an offset below
     it succeeds and changes nothing. Replies when the position is as durable as the topic. Safe to retry.
@@ -113,6 +123,16 @@ class SqlServiceAsyncStub(SqlServiceStub):
 
     Scope: read; the role user only with TOPICS_ALLOW_USER_ROLE_CONSUME. Errors: invalid_request, topic_not_found,
     partition_not_found, not_a_log, throttled (max_open_claims).
+    """
+    Subscribe: _aio.UnaryStreamMultiCallable[_sql_service_pb2.SubscribeRequest, _sql_service_pb2.SubscribeResponse]  # type: ignore[assignment]
+    """Follows the rows of a query: a snapshot of them, then what changes of them, without end. The query is columns and a
+    condition of one table: `SELECT id, total FROM orders WHERE paid`, or SUBSCRIBE TO. Only durable rows are shown, in
+    the order of their commits. With `after`, the position of an earlier frame, there is no snapshot but the changes
+    since, or a gap and a snapshot if they are not all there. SSE on HTTP. A heartbeat after 15000 ms of silence.
+
+    Rights: those of the SELECT. Errors: invalid_request, syntax_error, unsupported_sql, invalid_value, column_not_found,
+    function_not_found, division_by_zero, table_not_found (also when the table is dropped), namespace_not_found,
+    schema_changed, not_acceptable (HTTP), throttled (max_live_queries, max_sse_connections), shutting_down.
     """
     Ack: _aio.UnaryUnaryMultiCallable[_sql_service_pb2.SqlServiceAckRequest, _sql_service_pb2.SqlServiceAckResponse]  # type: ignore[assignment]
     """Acknowledges all messages of a partition up to an offset, for a group. Never moves a position back: an offset below
@@ -172,6 +192,22 @@ class SqlServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Scope: read; the role user only with TOPICS_ALLOW_USER_ROLE_CONSUME. Errors: invalid_request, topic_not_found,
         partition_not_found, not_a_log, throttled (max_open_claims).
+        """
+
+    @_abc_1.abstractmethod
+    def Subscribe(
+        self,
+        request: _sql_service_pb2.SubscribeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_sql_service_pb2.SubscribeResponse], _abc.AsyncIterator[_sql_service_pb2.SubscribeResponse]]:
+        """Follows the rows of a query: a snapshot of them, then what changes of them, without end. The query is columns and a
+        condition of one table: `SELECT id, total FROM orders WHERE paid`, or SUBSCRIBE TO. Only durable rows are shown, in
+        the order of their commits. With `after`, the position of an earlier frame, there is no snapshot but the changes
+        since, or a gap and a snapshot if they are not all there. SSE on HTTP. A heartbeat after 15000 ms of silence.
+
+        Rights: those of the SELECT. Errors: invalid_request, syntax_error, unsupported_sql, invalid_value, column_not_found,
+        function_not_found, division_by_zero, table_not_found (also when the table is dropped), namespace_not_found,
+        schema_changed, not_acceptable (HTTP), throttled (max_live_queries, max_sse_connections), shutting_down.
         """
 
     @_abc_1.abstractmethod

@@ -484,6 +484,15 @@ export enum ErrorReason {
    * @generated from enum value: ERROR_REASON_CLAIM_EXPIRED = 51;
    */
   CLAIM_EXPIRED = 51,
+
+  /**
+   * The columns or the name of a table were changed while a live query followed it: the stream ends. Asking again, with
+   * the last position, goes on with the table as it is. Detail: `sqlstate`, `table`.
+   * HTTP 409, gRPC ABORTED.
+   *
+   * @generated from enum value: ERROR_REASON_SCHEMA_CHANGED = 52;
+   */
+  SCHEMA_CHANGED = 52,
 }
 
 /**

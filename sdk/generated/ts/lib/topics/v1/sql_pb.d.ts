@@ -343,6 +343,169 @@ export declare type TopicGap = Message<"topics.v1.TopicGap"> & {
 export declare const TopicGapSchema: GenMessage<TopicGap>;
 
 /**
+ * Columns of the rows of a live query. The first frame: the query is open.
+ *
+ * @generated from message topics.v1.LiveOpened
+ */
+export declare type LiveOpened = Message<"topics.v1.LiveOpened"> & {
+  /**
+   * Columns of all rows that follow.
+   *
+   * @generated from field: repeated topics.v1.SqlColumn schema = 1;
+   */
+  schema: SqlColumn[];
+};
+
+/**
+ * Describes the message topics.v1.LiveOpened.
+ * Use `create(LiveOpenedSchema)` to create a new message.
+ */
+export declare const LiveOpenedSchema: GenMessage<LiveOpened>;
+
+/**
+ * Rows as they are at one moment, or some of them. Those before are void.
+ *
+ * @generated from message topics.v1.LiveSnapshot
+ */
+export declare type LiveSnapshot = Message<"topics.v1.LiveSnapshot"> & {
+  /**
+   * Rows, in no order.
+   *
+   * @generated from field: repeated topics.v1.SqlRow rows = 1;
+   */
+  rows: SqlRow[];
+
+  /**
+   * Position of the moment. Default (absent): more rows follow, in further frames.
+   *
+   * @generated from field: optional string position = 2;
+   */
+  position?: string | undefined;
+};
+
+/**
+ * Describes the message topics.v1.LiveSnapshot.
+ * Use `create(LiveSnapshotSchema)` to create a new message.
+ */
+export declare const LiveSnapshotSchema: GenMessage<LiveSnapshot>;
+
+/**
+ * There is nothing more at this moment; also sent at times when changes came that are none of the query's rows.
+ *
+ * @generated from message topics.v1.LiveCaughtUp
+ */
+export declare type LiveCaughtUp = Message<"topics.v1.LiveCaughtUp"> & {
+  /**
+   * Position of the moment.
+   *
+   * @generated from field: string position = 1;
+   */
+  position: string;
+};
+
+/**
+ * Describes the message topics.v1.LiveCaughtUp.
+ * Use `create(LiveCaughtUpSchema)` to create a new message.
+ */
+export declare const LiveCaughtUpSchema: GenMessage<LiveCaughtUp>;
+
+/**
+ * A change of the rows of a live query.
+ *
+ * @generated from message topics.v1.LiveChange
+ */
+export declare type LiveChange = Message<"topics.v1.LiveChange"> & {
+  /**
+   * INSERT for a row that is there now, or matches now; DELETE for one that is gone, or ceased to match.
+   *
+   * @generated from field: topics.v1.ChangeOp op = 1;
+   */
+  op: ChangeOp;
+
+  /**
+   * Row as it is now. Default (absent): there is none, for a DELETE.
+   *
+   * @generated from field: optional topics.v1.SqlRow row = 2;
+   */
+  row?: SqlRow | undefined;
+
+  /**
+   * Row as it was. Default (absent): there was none, for an INSERT.
+   *
+   * @generated from field: optional topics.v1.SqlRow old = 3;
+   */
+  old?: SqlRow | undefined;
+
+  /**
+   * Position behind the change.
+   *
+   * @generated from field: string position = 4;
+   */
+  position: string;
+};
+
+/**
+ * Describes the message topics.v1.LiveChange.
+ * Use `create(LiveChangeSchema)` to create a new message.
+ */
+export declare const LiveChangeSchema: GenMessage<LiveChange>;
+
+/**
+ * Changes in their order. In JSON each is a frame of its own.
+ *
+ * @generated from message topics.v1.LiveChanges
+ */
+export declare type LiveChanges = Message<"topics.v1.LiveChanges"> & {
+  /**
+   * At least one.
+   *
+   * @generated from field: repeated topics.v1.LiveChange changes = 1;
+   */
+  changes: LiveChange[];
+};
+
+/**
+ * Describes the message topics.v1.LiveChanges.
+ * Use `create(LiveChangesSchema)` to create a new message.
+ */
+export declare const LiveChangesSchema: GenMessage<LiveChanges>;
+
+/**
+ * Changes that the caller will not get: a snapshot follows.
+ *
+ * @generated from message topics.v1.LiveGap
+ */
+export declare type LiveGap = Message<"topics.v1.LiveGap"> & {
+  /**
+   * Position that was asked for, or reached. JSON name `from`.
+   *
+   * @generated from field: string from_position = 1;
+   */
+  fromPosition: string;
+
+  /**
+   * Position of the snapshot. JSON name `to`.
+   *
+   * @generated from field: string to_position = 2;
+   */
+  toPosition: string;
+
+  /**
+   * Cause: `too_old`, the changes behind it were removed to stay within bounds; `lost`, a power cut took changes
+   * that the caller has seen; `unknown`, the position is not one of this table, or of changes long gone.
+   *
+   * @generated from field: string reason = 3;
+   */
+  reason: string;
+};
+
+/**
+ * Describes the message topics.v1.LiveGap.
+ * Use `create(LiveGapSchema)` to create a new message.
+ */
+export declare const LiveGapSchema: GenMessage<LiveGap>;
+
+/**
  * Asks for messages that no other worker of the group holds, and for the time to deal with them.
  *
  * @generated from message topics.v1.ClaimOptions

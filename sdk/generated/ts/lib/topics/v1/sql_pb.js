@@ -11,7 +11,7 @@ import { file_topics_v1_record } from "./record_pb.js";
  * Describes the file topics/v1/sql.proto.
  */
 export const file_topics_v1_sql = /*@__PURE__*/
-  fileDesc("ChN0b3BpY3MvdjEvc3FsLnByb3RvEgl0b3BpY3MudjEiggEKCFNxbFZhbHVlEhQKCmJvb2xfdmFsdWUYASABKAhIABITCglpbnRfdmFsdWUYAiABKANIABIWCgxkb3VibGVfdmFsdWUYAyABKAFIABIUCgp0ZXh0X3ZhbHVlGAQgASgJSAASFQoLYnl0ZXNfdmFsdWUYBSABKAxIAEIGCgRraW5kIi0KBlNxbFJvdxIjCgZ2YWx1ZXMYASADKAsyEy50b3BpY3MudjEuU3FsVmFsdWUiOwoJU3FsQ29sdW1uEgwKBG5hbWUYASABKAkSEQoJZGF0YV90eXBlGAIgASgJEg0KBWluZGV4GAMgASgNIqsBCglTcWxSZXN1bHQSJAoGc2NoZW1hGAEgAygLMhQudG9waWNzLnYxLlNxbENvbHVtbhIfCgRyb3dzGAIgAygLMhEudG9waWNzLnYxLlNxbFJvdxIRCglyb3dfY291bnQYAyABKAQSFAoHbWVzc2FnZRgEIAEoCUgAiAEBEiIKBGdhcHMYBSADKAsyFC50b3BpY3MudjEuUmVjb3JkR2FwQgoKCF9tZXNzYWdlInUKCVJlY29yZEdhcBINCgV0b3BpYxgBIAEoCRIRCglwYXJ0aXRpb24YAiABKA0SEAoIZnJvbV9zZXEYAyABKAQSDgoGdG9fc2VxGAQgASgEEiQKBnJlYXNvbhgFIAEoDjIULnRvcGljcy52MS5HYXBSZWFzb24iwAIKDFRvcGljTWVzc2FnZRIQCgh0b3BpY19pZBgBIAEoCRIUCgxwYXJ0aXRpb25faWQYAiABKA0SDgoGb2Zmc2V0GAMgASgEEhcKCm1lc3NhZ2VfaWQYBCABKAlIAIgBARIZCgxzb3VyY2VfdGFibGUYBSABKAlIAYgBARIkCgJvcBgGIAEoDjITLnRvcGljcy52MS5DaGFuZ2VPcEgCiAEBEg0KBXRzX21zGAcgASgDEiwKDHBheWxvYWRfbW9kZRgIIAEoDjIWLnRvcGljcy52MS5QYXlsb2FkTW9kZRIUCgdwYXlsb2FkGAkgASgMSAOIAQESEAoDa2V5GAogASgJSASIAQFCDQoLX21lc3NhZ2VfaWRCDwoNX3NvdXJjZV90YWJsZUIFCgNfb3BCCgoIX3BheWxvYWRCBgoEX2tleSJYCghUb3BpY0dhcBITCgtmcm9tX29mZnNldBgBIAEoBBIRCgl0b19vZmZzZXQYAiABKAQSJAoGcmVhc29uGAMgASgOMhQudG9waWNzLnYxLkdhcFJlYXNvbiJGCgxDbGFpbU9wdGlvbnMSHwoSdmlzaWJpbGl0eV9zZWNvbmRzGAEgASgNSACIAQFCFQoTX3Zpc2liaWxpdHlfc2Vjb25kcyJdCgVDbGFpbRIQCghjbGFpbV9pZBgBIAEoCRITCgtmcm9tX29mZnNldBgCIAEoBBIRCgl0b19vZmZzZXQYAyABKAQSGgoSdmlzaWJpbGl0eV9zZWNvbmRzGAQgASgNKmcKCENoYW5nZU9wEhkKFUNIQU5HRV9PUF9VTlNQRUNJRklFRBAAEhQKEENIQU5HRV9PUF9JTlNFUlQQARIUChBDSEFOR0VfT1BfVVBEQVRFEAISFAoQQ0hBTkdFX09QX0RFTEVURRADKm8KC1BheWxvYWRNb2RlEhwKGFBBWUxPQURfTU9ERV9VTlNQRUNJRklFRBAAEhQKEFBBWUxPQURfTU9ERV9LRVkQARIVChFQQVlMT0FEX01PREVfRlVMTBACEhUKEVBBWUxPQURfTU9ERV9ESUZGEANiBnByb3RvMw", [file_topics_v1_record]);
+  fileDesc("ChN0b3BpY3MvdjEvc3FsLnByb3RvEgl0b3BpY3MudjEiggEKCFNxbFZhbHVlEhQKCmJvb2xfdmFsdWUYASABKAhIABITCglpbnRfdmFsdWUYAiABKANIABIWCgxkb3VibGVfdmFsdWUYAyABKAFIABIUCgp0ZXh0X3ZhbHVlGAQgASgJSAASFQoLYnl0ZXNfdmFsdWUYBSABKAxIAEIGCgRraW5kIi0KBlNxbFJvdxIjCgZ2YWx1ZXMYASADKAsyEy50b3BpY3MudjEuU3FsVmFsdWUiOwoJU3FsQ29sdW1uEgwKBG5hbWUYASABKAkSEQoJZGF0YV90eXBlGAIgASgJEg0KBWluZGV4GAMgASgNIqsBCglTcWxSZXN1bHQSJAoGc2NoZW1hGAEgAygLMhQudG9waWNzLnYxLlNxbENvbHVtbhIfCgRyb3dzGAIgAygLMhEudG9waWNzLnYxLlNxbFJvdxIRCglyb3dfY291bnQYAyABKAQSFAoHbWVzc2FnZRgEIAEoCUgAiAEBEiIKBGdhcHMYBSADKAsyFC50b3BpY3MudjEuUmVjb3JkR2FwQgoKCF9tZXNzYWdlInUKCVJlY29yZEdhcBINCgV0b3BpYxgBIAEoCRIRCglwYXJ0aXRpb24YAiABKA0SEAoIZnJvbV9zZXEYAyABKAQSDgoGdG9fc2VxGAQgASgEEiQKBnJlYXNvbhgFIAEoDjIULnRvcGljcy52MS5HYXBSZWFzb24iwAIKDFRvcGljTWVzc2FnZRIQCgh0b3BpY19pZBgBIAEoCRIUCgxwYXJ0aXRpb25faWQYAiABKA0SDgoGb2Zmc2V0GAMgASgEEhcKCm1lc3NhZ2VfaWQYBCABKAlIAIgBARIZCgxzb3VyY2VfdGFibGUYBSABKAlIAYgBARIkCgJvcBgGIAEoDjITLnRvcGljcy52MS5DaGFuZ2VPcEgCiAEBEg0KBXRzX21zGAcgASgDEiwKDHBheWxvYWRfbW9kZRgIIAEoDjIWLnRvcGljcy52MS5QYXlsb2FkTW9kZRIUCgdwYXlsb2FkGAkgASgMSAOIAQESEAoDa2V5GAogASgJSASIAQFCDQoLX21lc3NhZ2VfaWRCDwoNX3NvdXJjZV90YWJsZUIFCgNfb3BCCgoIX3BheWxvYWRCBgoEX2tleSJYCghUb3BpY0dhcBITCgtmcm9tX29mZnNldBgBIAEoBBIRCgl0b19vZmZzZXQYAiABKAQSJAoGcmVhc29uGAMgASgOMhQudG9waWNzLnYxLkdhcFJlYXNvbiIyCgpMaXZlT3BlbmVkEiQKBnNjaGVtYRgBIAMoCzIULnRvcGljcy52MS5TcWxDb2x1bW4iUwoMTGl2ZVNuYXBzaG90Eh8KBHJvd3MYASADKAsyES50b3BpY3MudjEuU3FsUm93EhUKCHBvc2l0aW9uGAIgASgJSACIAQFCCwoJX3Bvc2l0aW9uIiAKDExpdmVDYXVnaHRVcBIQCghwb3NpdGlvbhgBIAEoCSKZAQoKTGl2ZUNoYW5nZRIfCgJvcBgBIAEoDjITLnRvcGljcy52MS5DaGFuZ2VPcBIjCgNyb3cYAiABKAsyES50b3BpY3MudjEuU3FsUm93SACIAQESIwoDb2xkGAMgASgLMhEudG9waWNzLnYxLlNxbFJvd0gBiAEBEhAKCHBvc2l0aW9uGAQgASgJQgYKBF9yb3dCBgoEX29sZCI1CgtMaXZlQ2hhbmdlcxImCgdjaGFuZ2VzGAEgAygLMhUudG9waWNzLnYxLkxpdmVDaGFuZ2UiRQoHTGl2ZUdhcBIVCg1mcm9tX3Bvc2l0aW9uGAEgASgJEhMKC3RvX3Bvc2l0aW9uGAIgASgJEg4KBnJlYXNvbhgDIAEoCSJGCgxDbGFpbU9wdGlvbnMSHwoSdmlzaWJpbGl0eV9zZWNvbmRzGAEgASgNSACIAQFCFQoTX3Zpc2liaWxpdHlfc2Vjb25kcyJdCgVDbGFpbRIQCghjbGFpbV9pZBgBIAEoCRITCgtmcm9tX29mZnNldBgCIAEoBBIRCgl0b19vZmZzZXQYAyABKAQSGgoSdmlzaWJpbGl0eV9zZWNvbmRzGAQgASgNKmcKCENoYW5nZU9wEhkKFUNIQU5HRV9PUF9VTlNQRUNJRklFRBAAEhQKEENIQU5HRV9PUF9JTlNFUlQQARIUChBDSEFOR0VfT1BfVVBEQVRFEAISFAoQQ0hBTkdFX09QX0RFTEVURRADKm8KC1BheWxvYWRNb2RlEhwKGFBBWUxPQURfTU9ERV9VTlNQRUNJRklFRBAAEhQKEFBBWUxPQURfTU9ERV9LRVkQARIVChFQQVlMT0FEX01PREVfRlVMTBACEhUKEVBBWUxPQURfTU9ERV9ESUZGEANiBnByb3RvMw", [file_topics_v1_record]);
 
 /**
  * Describes the message topics.v1.SqlValue.
@@ -63,18 +63,60 @@ export const TopicGapSchema = /*@__PURE__*/
   messageDesc(file_topics_v1_sql, 6);
 
 /**
+ * Describes the message topics.v1.LiveOpened.
+ * Use `create(LiveOpenedSchema)` to create a new message.
+ */
+export const LiveOpenedSchema = /*@__PURE__*/
+  messageDesc(file_topics_v1_sql, 7);
+
+/**
+ * Describes the message topics.v1.LiveSnapshot.
+ * Use `create(LiveSnapshotSchema)` to create a new message.
+ */
+export const LiveSnapshotSchema = /*@__PURE__*/
+  messageDesc(file_topics_v1_sql, 8);
+
+/**
+ * Describes the message topics.v1.LiveCaughtUp.
+ * Use `create(LiveCaughtUpSchema)` to create a new message.
+ */
+export const LiveCaughtUpSchema = /*@__PURE__*/
+  messageDesc(file_topics_v1_sql, 9);
+
+/**
+ * Describes the message topics.v1.LiveChange.
+ * Use `create(LiveChangeSchema)` to create a new message.
+ */
+export const LiveChangeSchema = /*@__PURE__*/
+  messageDesc(file_topics_v1_sql, 10);
+
+/**
+ * Describes the message topics.v1.LiveChanges.
+ * Use `create(LiveChangesSchema)` to create a new message.
+ */
+export const LiveChangesSchema = /*@__PURE__*/
+  messageDesc(file_topics_v1_sql, 11);
+
+/**
+ * Describes the message topics.v1.LiveGap.
+ * Use `create(LiveGapSchema)` to create a new message.
+ */
+export const LiveGapSchema = /*@__PURE__*/
+  messageDesc(file_topics_v1_sql, 12);
+
+/**
  * Describes the message topics.v1.ClaimOptions.
  * Use `create(ClaimOptionsSchema)` to create a new message.
  */
 export const ClaimOptionsSchema = /*@__PURE__*/
-  messageDesc(file_topics_v1_sql, 7);
+  messageDesc(file_topics_v1_sql, 13);
 
 /**
  * Describes the message topics.v1.Claim.
  * Use `create(ClaimSchema)` to create a new message.
  */
 export const ClaimSchema = /*@__PURE__*/
-  messageDesc(file_topics_v1_sql, 8);
+  messageDesc(file_topics_v1_sql, 14);
 
 /**
  * Describes the enum topics.v1.ChangeOp.

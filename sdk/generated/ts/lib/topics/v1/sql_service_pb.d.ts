@@ -6,7 +6,8 @@
 
 import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import type { Message } from "@bufbuild/protobuf";
-import type { Claim, ClaimOptions, SqlResult, SqlRow, SqlValue, TopicGap, TopicMessage } from "./sql_pb.js";
+import type { Claim, ClaimOptions, LiveCaughtUp, LiveChanges, LiveGap, LiveOpened, LiveSnapshot, SqlResult, SqlRow, SqlValue, TopicGap, TopicMessage } from "./sql_pb.js";
+import type { Heartbeat } from "./stream_pb.js";
 import type { LogEnd } from "./group_pb.js";
 
 /**
@@ -82,6 +83,115 @@ export declare type ExecuteResponse = Message<"topics.v1.ExecuteResponse"> & {
  * Use `create(ExecuteResponseSchema)` to create a new message.
  */
 export declare const ExecuteResponseSchema: GenMessage<ExecuteResponse>;
+
+/**
+ * Asks for Subscribe.
+ *
+ * @generated from message topics.v1.SubscribeRequest
+ */
+export declare type SubscribeRequest = Message<"topics.v1.SubscribeRequest"> & {
+  /**
+   * One SELECT or SUBSCRIBE TO; required, at most 1 MiB.
+   *
+   * @generated from field: string sql = 1;
+   */
+  sql: string;
+
+  /**
+   * Values of $1, $2 and so on.
+   *
+   * @generated from field: repeated topics.v1.SqlValue params = 2;
+   */
+  params: SqlValue[];
+
+  /**
+   * Namespace of names that are written without one. Default empty: `default`.
+   *
+   * @generated from field: string namespace_id = 3;
+   */
+  namespaceId: string;
+
+  /**
+   * Position to go on behind, of a frame of the same query. Default (absent): begin with a snapshot.
+   *
+   * @generated from field: optional string after = 4;
+   */
+  after?: string | undefined;
+};
+
+/**
+ * Describes the message topics.v1.SubscribeRequest.
+ * Use `create(SubscribeRequestSchema)` to create a new message.
+ */
+export declare const SubscribeRequestSchema: GenMessage<SubscribeRequest>;
+
+/**
+ * A frame of Subscribe. On HTTP an SSE event named after the frame: `snapshot`, `caught-up`, `change`, `gap`, `error`.
+ *
+ * @generated from message topics.v1.SubscribeResponse
+ */
+export declare type SubscribeResponse = Message<"topics.v1.SubscribeResponse"> & {
+  /**
+   * The frame. One of an unknown kind is to be passed over.
+   *
+   * @generated from oneof topics.v1.SubscribeResponse.frame
+   */
+  frame: {
+    /**
+     * Columns of the rows; on HTTP there is none.
+     *
+     * @generated from field: topics.v1.LiveOpened opened = 1;
+     */
+    value: LiveOpened;
+    case: "opened";
+  } | {
+    /**
+     * Rows at one moment.
+     *
+     * @generated from field: topics.v1.LiveSnapshot snapshot = 2;
+     */
+    value: LiveSnapshot;
+    case: "snapshot";
+  } | {
+    /**
+     * Nothing more at this moment.
+     *
+     * @generated from field: topics.v1.LiveCaughtUp caught_up = 3;
+     */
+    value: LiveCaughtUp;
+    case: "caughtUp";
+  } | {
+    /**
+     * Changes.
+     *
+     * @generated from field: topics.v1.LiveChanges changes = 4;
+     */
+    value: LiveChanges;
+    case: "changes";
+  } | {
+    /**
+     * Changes are missing.
+     *
+     * @generated from field: topics.v1.LiveGap gap = 5;
+     */
+    value: LiveGap;
+    case: "gap";
+  } | {
+    /**
+     * Nothing else was sent for 15000 ms; on HTTP a comment.
+     *
+     * @generated from field: topics.v1.Heartbeat heartbeat = 6;
+     */
+    value: Heartbeat;
+    case: "heartbeat";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message topics.v1.SubscribeResponse.
+ * Use `create(SubscribeResponseSchema)` to create a new message.
+ */
+export declare const SubscribeResponseSchema: GenMessage<SubscribeResponse>;
 
 /**
  * Asks for Consume.
@@ -343,6 +453,23 @@ export declare const SqlService: GenService<{
     methodKind: "unary";
     input: typeof SqlServiceConsumeRequestSchema;
     output: typeof SqlServiceConsumeResponseSchema;
+  },
+  /**
+   * Follows the rows of a query: a snapshot of them, then what changes of them, without end. The query is columns and a
+   * condition of one table: `SELECT id, total FROM orders WHERE paid`, or SUBSCRIBE TO. Only durable rows are shown, in
+   * the order of their commits. With `after`, the position of an earlier frame, there is no snapshot but the changes
+   * since, or a gap and a snapshot if they are not all there. SSE on HTTP. A heartbeat after 15000 ms of silence.
+   *
+   * Rights: those of the SELECT. Errors: invalid_request, syntax_error, unsupported_sql, invalid_value, column_not_found,
+   * function_not_found, division_by_zero, table_not_found (also when the table is dropped), namespace_not_found,
+   * schema_changed, not_acceptable (HTTP), throttled (max_live_queries, max_sse_connections), shutting_down.
+   *
+   * @generated from rpc topics.v1.SqlService.Subscribe
+   */
+  subscribe: {
+    methodKind: "server_streaming";
+    input: typeof SubscribeRequestSchema;
+    output: typeof SubscribeResponseSchema;
   },
   /**
    * Acknowledges all messages of a partition up to an offset, for a group. Never moves a position back: an offset below
