@@ -12,7 +12,7 @@ from topics_postgres.authentication import Opened
 from topics_postgres.connection import Connection, Message
 from topics_postgres.encoding import Encoder, encoders
 from topics_postgres.errors import CANCELED, FatalError, MalformedError, PgError, Piece, from_topics
-from topics_postgres.portals import Portal, Portals, Prepared, Statements, expanded
+from topics_postgres.portals import Portal, Portals, Prepared, Statements, expanded, next_page
 from topics_postgres.quick import QuickPath, QuickStatement
 from topics_postgres.statements import Begin, Copy, Forget, Set, Show, Sql, Statement, substituted
 from topics_postgres.transfer import CopyTransfer
@@ -362,7 +362,7 @@ class Session:
         pages, count = answer.pages, 0
         assert pages is not None, "callers have looked"
         try:
-            while rows := await self.guarded(pages.next()):
+            while rows := await next_page(self, pages):
                 await self.send_rows(rows, makers)
                 count += len(rows)
         finally:
@@ -535,7 +535,7 @@ class Session:
             portal.position = len(portal.rows)
             if portal.pages is None:
                 break
-            portal.rows, portal.position = await self.guarded(portal.pages.next()), 0
+            portal.rows, portal.position = await next_page(self, portal.pages), 0
             if not portal.rows:
                 break
         if portal.prepared.columns and portal.tag.startswith("SELECT "):

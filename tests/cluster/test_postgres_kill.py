@@ -117,7 +117,7 @@ async def test_clients_at_three_nodes_over_a_kill_of_the_owner(tmp_path: Path, s
         async def progress() -> None:
             counts = [len(writer.committed) for writer in writers]
             await until(
-                lambda: all(len(writer.committed) > count + 10 for writer, count in zip(writers, counts, strict=True)),
+                lambda: all(len(writer.committed) > count + 3 for writer, count in zip(writers, counts, strict=True)),
                 60,
             )
 

@@ -52,6 +52,10 @@ class _Kept:
             self._at += 1
         return rows[start : self._at]
 
+    def notice(self) -> str:
+        """See Rest. What there was to tell was told with the first rows."""
+        return ""
+
     def close(self) -> None:
         """See Rest."""
         self._rows = ()
@@ -186,7 +190,7 @@ class HeldSessions:
                 raise
             if not rows:
                 held.close_pages(number)
-            return Page(rows=rows)
+            return Page(rows=rows, notice=rest.notice())
 
     async def release(self, lease: str, number: int, pages: list[int], *, principal: Principal) -> None:
         """Let go of results of a session; of all of it without any."""

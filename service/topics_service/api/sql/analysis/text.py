@@ -92,6 +92,7 @@ class Text:
         self._calls = calls
         self._now = now_us
         self._sources = sources
+        self._topics = analysis.topics
         self._inner = {each.number: each for each in analysis.inner}
         self._grouping: list[dict[Expression, str]] = []
         """Of the queries around, the columns of keys that are grouped by in sets."""
@@ -166,7 +167,7 @@ class Text:
         distinct = "DISTINCT " if core.distinct else ""
         if core.distinct_on:
             distinct = f"DISTINCT ON ({', '.join(map(self.value, core.distinct_on))}) "
-        outputs = ", ".join(f"{self.value(each.expression)} AS c{each.number}" for each in core.outputs)
+        outputs = ", ".join(f"{self.value(each.expression)} AS c{each.number}" for each in core.outputs) or "1"
         return f"SELECT {distinct}{outputs}{source}{where}{self._order(order)}"
 
     def _order(self, order: Sequence[Order]) -> str:
@@ -208,6 +209,10 @@ class Text:
             case relations.SystemRows(name=name, columns=columns):
                 cells = ", ".join(f"f{place} AS c{number}" for number, place in columns)
                 return f"(SELECT {cells} FROM {self._sources.system(name)})"
+            case relations.TopicRows(source=source, columns=columns):
+                read = self._topics[source].scan.columns
+                cells = ", ".join(f"f{place} AS c{number}" for number, place in columns if place in read)
+                return f"(SELECT {cells or '1 AS c0'} FROM {self._sources.topic(source)})"
             case relations.NamedRows(query=query, columns=columns):
                 cells = ", ".join(f"c{theirs} AS c{number}" for number, theirs in columns)
                 return f"(SELECT {cells} FROM q{query})"
@@ -511,6 +516,10 @@ class Sources(Protocol):
 
     def system(self, name: str) -> str:
         """The name of the rows of a system table, whose columns are `f` and their positions."""
+        ...
+
+    def topic(self, source: int) -> str:
+        """The name of the records that are read of a topic, whose columns are `f` and their places."""
         ...
 
 
