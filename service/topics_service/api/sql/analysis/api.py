@@ -55,6 +55,10 @@ class Analyses:
         """The tables that are kept."""
         return iter(()) if self._cache is None else self._cache.kept()
 
+    def large(self) -> list[str]:
+        """The tables that are known to be too large to be kept, and are read in parts."""
+        return [] if self._cache is None else self._cache.large()
+
     def close(self) -> None:
         """Take no more queries."""
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -129,7 +133,8 @@ class Analyses:
         rows.update({f"t{number}": table for number, table in taken.items()})
         run = Run(self._duck, action, parameters, now_us, rows, result)
         try:
-            return await until(loop.run_in_executor(self._threads, run.run), run, deadline)
+            with self._cache.holding(taken):
+                return await until(loop.run_in_executor(self._threads, run.run), run, deadline)
         except TopicsError as error:
             if error.reason is Reason.INTERNAL:
                 self._duck = None

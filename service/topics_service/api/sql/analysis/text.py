@@ -247,8 +247,15 @@ class Text:
     def _aggregate(self, call: relations.Aggregate) -> str:
         if call.within:
             return self._ordered_set(call)
+        if call.function == "grouping":
+            keys = [self._grouping[-1][each] for each in call.arguments] if self._grouping[-1] else []
+            return f"CAST(GROUPING({', '.join(keys)}) AS INTEGER)" if keys else "CAST(0 AS INTEGER)"
         kind = type_of(call.arguments[0]) if call.arguments else None
-        arguments = [self.value(each) for each in call.arguments[:2]]
+        of_json = call.function in ("json_agg", "jsonb_agg")
+        if of_json:
+            arguments = [f"coalesce({self.value(Call('to_json', call.arguments, JSON))}, 'null')", "','"]
+        else:
+            arguments = [self.value(each) for each in call.arguments[:2]]
         arguments += [self._as(each, kind) for each in call.arguments[2:]]  # the default of lag and lead
         inner = "DISTINCT " if call.distinct else ""
         order = self._order(call.order)
@@ -259,9 +266,6 @@ class Text:
             return f"{name}({inner}{', '.join(given)}{order}){filtered}{over}"
 
         name = call.function
-        if name == "grouping":
-            keys = [self._grouping[-1][each] for each in call.arguments] if self._grouping[-1] else []
-            return f"CAST(GROUPING({', '.join(keys)}) AS INTEGER)" if keys else "CAST(0 AS INTEGER)"
         if name == "count" and not arguments:
             return f"count(*){filtered}{over}"
         if name == "sum" and kind is not None and kind.kind in INTEGERS:
@@ -271,11 +275,8 @@ class Text:
             return self._divided(total, f"CAST({written('count')} AS VARCHAR)")
         if name in ("sum", "avg") and kind is not None and kind.kind is Kind.REAL:
             return f"CAST({written(name, [f'CAST({arguments[0]} AS DOUBLE)'])} AS {duck_type(call.type)})"
-        if name in ("json_agg", "jsonb_agg"):
-            given = self.value(Call("to_json", call.arguments, JSON))
-            items = f"coalesce({given}, 'null')"
-            joined = written("string_agg", [items, "','"])
-            return f"('[' || {joined} || ']')"
+        if of_json:
+            return f"('[' || {written('string_agg')} || ']')"
         if name == "every":
             name = "bool_and"
         if name == "ntile":
