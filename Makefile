@@ -74,7 +74,7 @@ $(SDK_CLIENTS): $(filter-out %node_modules,$(wildcard tests/sdk/languages/setup.
 	@tests/sdk/languages/setup.sh && touch $@ || test $$? -eq 3
 
 # The Kafka clients of other languages, compiled; what has no toolchain here is left out and tried again next time.
-$(KAFKA_CLIENTS): $(filter-out %node_modules,$(wildcard tests/kafka/clients/*.sh tests/kafka/clients/java/* tests/kafka/clients/go/* tests/kafka/clients/node/*.json))
+$(KAFKA_CLIENTS): $(filter-out %node_modules,$(wildcard tests/kafka/clients/*.sh tests/kafka/clients/java/* tests/kafka/clients/tools/* tests/kafka/clients/go/* tests/kafka/clients/node/*.json))
 	@tests/kafka/clients/setup.sh && touch $@ || test $$? -eq 3
 
 # The drivers of PostgreSQL of other languages, likewise.
@@ -157,7 +157,7 @@ bench: setup-dev $(if $(filter-out spark,$(ONLY)),,build/spark-4.2/.installed)
 
 # Long runs, which print their figures. The soak at load and each steady work have MINUTES, the log that grows SIZE_GB, the
 # loop of kills TOPICS_KILLS, each of the others (random seeds, crashes of one kind) TOPICS_SOAK_SECONDS. The suites of Kafka
-# clients come last, against a cluster.
+# and PostgreSQL clients come last, against a cluster.
 MINUTES ?= 10
 SIZE_GB ?= 6
 SOAK := $(PYTEST) -m soak -s --timeout 0 -o faulthandler_timeout=0
@@ -167,6 +167,7 @@ soak: setup-dev $(KAFKA_CLIENTS) $(SPARKS:%=build/spark-%/.installed)
 	TOPICS_KILLS=$${TOPICS_KILLS:-200} $(SOAK) $(KILLS)
 	TOPICS_SOAK_SECONDS=$${TOPICS_SOAK_SECONDS:-60} $(SOAK) --ignore tests/soak --ignore $(KILLS) tests
 	TOPICS_KAFKA_NODES=3 $(PYTEST) -m 'not soak' tests/kafka/clients
+	TOPICS_POSTGRES_NODES=3 $(PYTEST) -m 'not soak' tests/postgres
 
 # The files and tests of the outside suites named in tests/conformance.txt and sqlsuite.txt, where those lie beside the project.
 conformance: setup

@@ -111,6 +111,8 @@ def result_members(result: SqlResult, *, bigint_as_text: bool = False) -> dict[s
     }
     if result.message is not None:
         members["message"] = result.message
+    if result.gaps:
+        members["gaps"] = [gap._asdict() for gap in result.gaps]
     return members
 
 

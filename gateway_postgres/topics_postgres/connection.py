@@ -149,7 +149,14 @@ class Connection(asyncio.Protocol):
         statistics.bytes_in += len(data)
         if self._failure is not None:
             return
-        if self.quick is not None and self._waits:
+        reader = self._reader
+        if (
+            self.quick is not None
+            and reader is not None  # the session's task has nothing to do
+            and not reader.done()
+            and not self._buffer
+            and self._writer is None
+        ):
             reply = self.quick(data)
             if reply is not None:
                 statistics.bytes_out += len(reply)
@@ -157,12 +164,6 @@ class Connection(asyncio.Protocol):
                 return
         self._buffer += data
         self._cut()
-
-    @property
-    def _waits(self) -> bool:
-        """Return whether the session's task has nothing to do, and nothing has arrived or is to be sent."""
-        reader = self._reader
-        return reader is not None and not reader.done() and not self._buffer and self._writer is None
 
     def eof_received(self) -> bool:
         return False

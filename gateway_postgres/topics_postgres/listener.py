@@ -92,6 +92,7 @@ class PostgresServer(Listener):
                 log.warning("closing %s that did not finish within %g s", what, drain_seconds)
         finally:
             self.abort()
+            self.catalogs.close()
             if self._timer is not None:
                 self._timer.cancel()
         async with asyncio.timeout(1.0):

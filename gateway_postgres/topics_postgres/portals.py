@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from topics_postgres import wire
 from topics_postgres.encoding import Encoder
 from topics_postgres.errors import PgError
 from topics_postgres.statements import Statement
@@ -12,11 +13,20 @@ from topics_service.engine.tables.types import Type, Value
 
 if TYPE_CHECKING:
     from topics_postgres.quick import QuickStatement
+    from topics_postgres.session import Session
 
 MAX_STATEMENTS: Final = 1000
 MAX_STATEMENT_CHARS: Final = 8 << 20
 MAX_PORTALS: Final = 16
 _LIMIT: Final = "53400"
+
+
+async def next_page(session: "Session", pages: Rest) -> Sequence[Sequence[Value]]:
+    """The next rows of a query, after a notice of what its reader should know."""
+    rows: Sequence[Sequence[Value]] = await session.guarded(pages.next())
+    if text := pages.notice():
+        session.connection.send(wire.notice(text))
+    return rows
 
 
 class Prepared:

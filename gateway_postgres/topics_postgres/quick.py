@@ -13,6 +13,7 @@ from topics_postgres.encoding import encoders
 from topics_postgres.portals import Portal, Prepared, expanded
 from topics_service.api.sql.pointread import PointRead
 from topics_service.api.sql.session import Status
+from topics_service.engine.tables.types import Kind, Type
 
 if TYPE_CHECKING:
     from topics_postgres.session import Session
@@ -32,6 +33,8 @@ _ENDS: Final = [
     [wire.command_complete(f"SELECT {count}") + wire.ready(letter) for count in (0, 1)] for letter in (b"I", b"T")
 ]
 """The ends of replies outside and within a transaction, with no row and with one."""
+_BYTES: Final = {oids.INT2: 2, oids.INT4: 4, oids.INT8: 8}
+_KIND_BYTES: Final = {Kind.SMALLINT: 2, Kind.INTEGER: 4, Kind.BIGINT: 8}
 
 _Read = Callable[[bytes], Any]
 
@@ -48,8 +51,8 @@ class _Form:
         self.prefix = body[: at + 4 + 2 * len(given.formats)]
         self.suffix = body[-2 - 2 * len(given.results) :] + tail
         self.tail_bytes = len(tail)
-        decoders = zip(prepared.oids, expanded(given.formats, len(given.values)), strict=True)
-        self.reads = [_read(*each, fit) for each, fit in zip(decoders, read.fits, strict=True)]
+        formats = expanded(given.formats, len(given.values))
+        self.reads = [_read(*each) for each in zip(prepared.oids, formats, read.types, read.fits, strict=True)]
         columns = prepared.columns or ()
         self.formats = expanded(given.results, len(columns))
         self.encoders = encoders([column.type for column in columns], self.formats)
@@ -58,10 +61,19 @@ class _Form:
             self.head += wire.row_description(list(map(oids.column_of, columns)), self.formats)
 
 
-def _read(oid: int, form: int, fit: Callable[[Any], Any]) -> _Read:
+def _read(oid: int, form: int, kind: Type | None, fit: Callable[[Any], Any]) -> _Read:
     """The function that makes a parameter of a value."""
-    read = decoding.decoder(oid, form)
-    return lambda data: fit(read(data))
+    read, size = decoding.decoder(oid, form), _BYTES.get(oid, 0)
+    if not form or not size or kind is None or size > _KIND_BYTES.get(kind.kind, 0):
+        return lambda data: fit(read(data))
+
+    def integer(data: bytes) -> int:
+        """An integer that the type has in any case."""
+        if len(data) != size:
+            raise ValueError("a value has another size than its type")
+        return int.from_bytes(data, "big", signed=True)
+
+    return integer
 
 
 class QuickStatement:

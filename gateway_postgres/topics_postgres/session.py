@@ -7,15 +7,14 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from topics_postgres import decoding, oids, wire
+from topics_postgres import answers, decoding, oids, wire
 from topics_postgres.authentication import Opened
-from topics_postgres.catalog.asking import asking
 from topics_postgres.connection import Connection, Message
 from topics_postgres.encoding import Encoder, encoders
 from topics_postgres.errors import CANCELED, FatalError, MalformedError, PgError, Piece, from_topics
-from topics_postgres.portals import Portal, Portals, Prepared, Statements, expanded
+from topics_postgres.portals import Portal, Portals, Prepared, Statements, expanded, next_page
 from topics_postgres.quick import QuickPath, QuickStatement
-from topics_postgres.statements import Begin, CatalogQuery, Copy, Forget, Set, Show, Sql, Statement, substituted
+from topics_postgres.statements import Begin, Copy, Forget, Set, Show, Sql, Statement, substituted
 from topics_postgres.transfer import CopyTransfer
 from topics_postgres.values import session_value
 from topics_postgres.variables import Variables
@@ -42,7 +41,7 @@ _SYNC: Final = ord("S")
 _RUNS: Final = 2
 """The runs of a prepared query before it gets its quick form: most run once."""
 _COUNTED: Final = {"Select": "SELECT", "Consume": "CONSUME", "Update": "UPDATE", "Delete": "DELETE", "Ack": "ACK"}
-_COUNTED["Insert"] = "INSERT 0"
+_COUNTED.update({"Insert": "INSERT 0", "Fetch": "FETCH"})
 
 
 class Session:
@@ -230,11 +229,8 @@ class Session:
                     text = substituted(statement, lambda call: session_value(self, call))
                 work = self.sql.execute(text, values, given, size=size, in_batch=in_batch, paged=True)
                 answer: Answer = await self.guarded(work, statement.piece)
-            elif isinstance(statement, CatalogQuery):
-                asked = self.server.catalogs.answer(
-                    self.sql, statement.piece, values, list(map(oids.oid_of, given)), asking(self)
-                )
-                answer = await self.guarded(asked, statement.piece)
+            elif isinstance(statement, answers.STATEMENTS):
+                answer = await answers.perform(self, statement, values, given, in_batch=in_batch)
             else:
                 answer = await self._of_session(statement)
         except PgError:
@@ -366,7 +362,7 @@ class Session:
         pages, count = answer.pages, 0
         assert pages is not None, "callers have looked"
         try:
-            while rows := await self.guarded(pages.next()):
+            while rows := await next_page(self, pages):
                 await self.send_rows(rows, makers)
                 count += len(rows)
         finally:
@@ -413,19 +409,18 @@ class Session:
         if len(statements) > 1:
             raise PgError("42601", "cannot insert multiple commands into a prepared statement")
         prepared = Prepared(given.sql, statements[0] if statements else None)
-        await self._describe_statement(prepared, given.oids)
+        await self.describe_statement(prepared, given.oids)
         self.statements.add(given.name, prepared)
         self.connection.send(wire.PARSE_COMPLETE)
 
-    async def _describe_statement(self, prepared: Prepared, given: Sequence[int]) -> None:
+    async def describe_statement(self, prepared: Prepared, given: Sequence[int]) -> None:
+        """Note the parameters and the columns of a statement. Raises PgError."""
         statement = prepared.statement
         prepared.oids = tuple(given)
         if isinstance(statement, Show):
             prepared.columns = (ResultColumn(statement.name, TEXT),)
-        if isinstance(statement, CatalogQuery):
-            described = self.server.catalogs.describe(self.sql, statement.piece, given, asking(self))
-            prepared.oids, prepared.columns = await self.guarded(described, statement.piece)
-            prepared.given = tuple(map(oids.type_of_catalog, prepared.oids))
+        if isinstance(statement, answers.STATEMENTS):
+            await answers.describe(self, prepared, given)
         if not isinstance(statement, Sql):
             return
         if self.sql.is_failed and statement.first not in ("commit", "rollback"):
@@ -540,7 +535,7 @@ class Session:
             portal.position = len(portal.rows)
             if portal.pages is None:
                 break
-            portal.rows, portal.position = await self.guarded(portal.pages.next()), 0
+            portal.rows, portal.position = await next_page(self, portal.pages), 0
             if not portal.rows:
                 break
         if portal.prepared.columns and portal.tag.startswith("SELECT "):

@@ -6,7 +6,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from topics_postgres import cursor_statements
+from topics_postgres.arrays import ArrayQuery, places_of
 from topics_postgres.catalog.detection import asks_for_catalog
+from topics_postgres.cursor_statements import Declare, Execute, Fetch, Prepare
 from topics_postgres.errors import PgError, Piece, from_topics
 from topics_service.engine.errors import TopicsError
 from topics_sql.tokens import END, NAME, NUMBER, OPERATOR, STRING, WORD, Tokens, tokenize, words
@@ -82,7 +85,7 @@ class Copy(Struct, frozen=True):
     options: dict[str, str]
 
 
-Statement = Sql | CatalogQuery | Begin | Set | Show | Forget | Copy
+Statement = Sql | ArrayQuery | CatalogQuery | Declare | Fetch | Prepare | Execute | Begin | Set | Show | Forget | Copy
 
 
 class Splitter:
@@ -115,12 +118,18 @@ class Splitter:
         rule = _RULES.get(first)
         if rule is not None:
             return rule(reading)
+        if first in cursor_statements.RULES:
+            found: Statement = cursor_statements.RULES[first](reading, self._statement)
+            return found
         if first == "show":
             name = _shown_name(reading)
             if name and (self._shown(name) or "." in name):
                 return Show(name)
         if first in _QUERIES and asks_for_catalog(reading.tokens, reading.first, reading.last, FUNCTIONS):
             return CatalogQuery(reading.piece)
+        places = places_of(reading)
+        if places:
+            return ArrayQuery(reading.piece, places)
         return Sql(reading.piece, first, tuple(_calls(reading)) if first in _CALLING else ())
 
 

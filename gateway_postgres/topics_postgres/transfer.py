@@ -10,6 +10,7 @@ from topics_postgres.connection import Message
 from topics_postgres.copying import Field, Options, Row, RowWriter, options_of, reader
 from topics_postgres.encoding import encoders
 from topics_postgres.errors import FatalError, MalformedError, PgError
+from topics_postgres.portals import next_page
 from topics_postgres.statements import Copy
 from topics_service.api.sql.requests import ResultColumn
 from topics_service.engine.tables.types import Kind, Value
@@ -134,7 +135,7 @@ class CopyTransfer:
                 count += len(rows)
                 await self._write_rows(rows, makers, writer, head)
                 head = b""
-                rows = [] if pages is None else await session.guarded(pages.next())
+                rows = [] if pages is None else await next_page(session, pages)
         finally:
             if pages is not None:
                 pages.close()

@@ -18,7 +18,7 @@ from topics_service.api.access.auth import Principal
 from topics_service.api.sql.cancels import SessionCancels
 from topics_service.api.sql.held import HeldSessions
 from topics_service.api.sql.pointread import PointRead
-from topics_service.api.sql.relaying import SessionReply, SessionState, SessionStatement
+from topics_service.api.sql.relaying import Page, SessionReply, SessionState, SessionStatement
 from topics_service.api.sql.requests import SqlResult
 from topics_service.api.sql.session import Answer, Described, Status
 from topics_service.engine.errors import Reason, TopicsError
@@ -344,7 +344,7 @@ class RelayedSession:
 
     # ------------------------------------------------------------------------------------------------------ rows
 
-    async def page(self, lease: str, number: int) -> Sequence[Sequence[Value]]:
+    async def page(self, lease: str, number: int) -> Page:
         """The next rows of a result; none at its end."""
         sessions = self._sessions
         try:
@@ -355,7 +355,7 @@ class RelayedSession:
                 if page.is_known:
                     if not page.rows:
                         self._pages.discard(number)
-                    return page.rows
+                    return page
         except LostCallError:
             pass
         except TopicsError as error:
@@ -379,14 +379,20 @@ class RelayedPages:
         self._lease = lease
         self._number = number
         self._is_over = False
+        self._notice = ""
 
     async def next(self) -> Sequence[Sequence[Value]]:
         """See Rest."""
         if self._is_over:
             return ()
-        rows = await self._session.page(self._lease, self._number)
-        self._is_over = not rows
-        return rows
+        page = await self._session.page(self._lease, self._number)
+        self._is_over, self._notice = not page.rows, page.notice
+        return page.rows
+
+    def notice(self) -> str:
+        """See Rest."""
+        told, self._notice = self._notice, ""
+        return told
 
     def close(self) -> None:
         """See Rest."""

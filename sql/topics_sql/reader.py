@@ -11,7 +11,7 @@ from topics_service.engine.tables.plans import Action, Plan
 from topics_service.engine.tables.schema import Schema
 from topics_service.engine.tables.types import Type
 from topics_sql import syntax
-from topics_sql.binding import changes, others, queries, tables, topics
+from topics_sql.binding import changes, others, queries, tables, topics, views
 from topics_sql.binding.scope import Context
 from topics_sql.grammar.statements import number_error, statements
 from topics_sql.tokens import place_of, refuse
@@ -67,6 +67,8 @@ BINDERS: Final[dict[type, Callable[[Context, Any], Action]]] = {
     syntax.CreateTable: tables.create_table,
     syntax.AlterTable: tables.alter_table,
     syntax.DropTable: tables.drop_table,
+    syntax.CreateView: views.create_view,
+    syntax.DropView: views.drop_view,
     syntax.Truncate: tables.truncate,
     syntax.CreateIndex: tables.create_index,
     syntax.DropIndex: tables.drop_index,

@@ -277,6 +277,24 @@ class SetOptions(Struct, frozen=True):
 AlterAction = AddColumn | DropColumn | RenameColumn | RenameTable | ChangeType | SetDefault | SetOptions
 
 
+class CreateView(Struct, frozen=True):
+    """`text` is that of the query, which begins at `query.at` or before."""
+
+    at: int
+    name: ObjectName
+    columns: tuple[str, ...]
+    query: Query
+    text: str
+    replace: bool
+
+
+class DropView(Struct, frozen=True):
+    at: int
+    name: ObjectName
+    if_exists: bool
+    cascade: bool
+
+
 class DropTable(Struct, frozen=True):
     at: int
     name: ObjectName
@@ -449,5 +467,5 @@ Statement = (
     Select | Compound | Values | Insert | Update | Delete | CreateTable | AlterTable | DropTable | Truncate
     | CreateIndex | DropIndex | CreateNamespace | DropNamespace | CreateTopic | DropTopic | ClearTopic | AddSource
     | DropSource | SetAlias | SetTopic | Consume | Ack | Subscribe | CreateUser | AlterUser | DropUser | Transaction
-    | Use | Show | Describe | Explain
+    | Use | Show | Describe | Explain | CreateView | DropView
 )  # fmt: skip

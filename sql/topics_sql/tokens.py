@@ -166,12 +166,13 @@ def _unescaped(text: str, start: int, found: re.Match[str]) -> str:
     """The character of one escape. Codes above 127 are for `\\u` only: others would be bytes of UTF-8."""
     if found[0] == "''":
         return "'"
-    if found[5] is not None:
+    if found[5] is not None and found[5] not in "uU":
         return ESCAPES.get(found[5], found[5])
     unicode = found[2] or found[3]
-    code = int(found[4], 8) if found[4] else int(unicode or found[1], 16)
+    code = int(found[4], 8) if found[4] else int(unicode or found[1] or "0", 16)
     if not code or code > (0x10FFFF if unicode else 0x7F) or 0xD800 <= code < 0xE000:
-        raise refuse(text, start, f"{found[0]} is no character", Reason.INVALID_VALUE, "22025")
+        sqlstate = "22021" if found[1] or found[4] else "22025"
+        raise refuse(text, start, f"{found[0]} is no character", Reason.INVALID_VALUE, sqlstate)
     return chr(code)
 
 

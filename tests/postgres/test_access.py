@@ -101,3 +101,28 @@ def test_with_tls_a_connection_must_be_in_tls(tmp_path: Path) -> None:
             psycopg.connect(f"{where} sslmode=disable")
     finally:
         server.kill()
+
+
+def test_the_catalog_shows_what_a_caller_may_see(guarded: ServerProcess) -> None:
+    tables = "SELECT schemaname || '.' || tablename FROM pg_tables WHERE tablename IN ('mine', 'secret') ORDER BY 1"
+    rights = "SELECT has_table_privilege('app.mine', 'SELECT'), has_table_privilege('app.mine', 'TRUNCATE')"
+    with connect(guarded, "ada", "ädä's pässword") as db:
+        db.execute("CREATE TABLE app.mine (id INT PRIMARY KEY)")
+        db.execute("CREATE TABLE other.secret (id INT PRIMARY KEY, CONSTRAINT small CHECK (id < 5))")
+        assert db.execute(tables).fetchall() == [("app.mine",), ("other.secret",)]
+        assert db.execute(rights).fetchone() == (True, True)
+        assert {("ada",), ("bob",)} <= set(db.execute("SELECT rolname FROM pg_roles").fetchall())
+    with connect(guarded, "bob", "bobs password") as db:
+        assert db.execute(tables).fetchall() == [("app.mine",)]
+        assert db.execute(rights).fetchone() == (True, False)
+        assert db.execute("SELECT rolname, rolsuper FROM pg_roles ORDER BY 1").fetchall() == [
+            ("bob", False), ("system", True),
+        ]  # fmt: skip
+        for hidden in (
+            "SELECT * FROM pg_namespace WHERE nspname = 'other'",
+            "SELECT * FROM information_schema.columns WHERE table_schema = 'other'",
+            "SELECT * FROM pg_constraint WHERE conname = 'small'",
+            "SELECT * FROM pg_class WHERE relname LIKE 'secret%'",
+            "SELECT to_regclass('other.secret') WHERE to_regclass('other.secret') IS NOT NULL",
+        ):
+            assert db.execute(hidden).fetchall() == [], hidden

@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -14,6 +14,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from support.missing import without
 from support.server import ServerProcess
+from topics_postgres.catalog.answering import Asking, Catalogs
+from topics_postgres.errors import PgError, Piece
+from topics_service.api.sql.sessions import Session
 
 TABLE = """CREATE TABLE messages (
     id BIGINT PRIMARY KEY, author VARCHAR(20) NOT NULL, body TEXT DEFAULT 'x', price DECIMAL(10, 2), at TIMESTAMP,
@@ -105,7 +108,7 @@ def look(connection: Connection, namespace: str) -> dict[str, Any]:
         "checks": [(each["name"], each["sqltext"]) for each in seen.get_check_constraints("messages")],
         "has": (seen.has_table("messages"), seen.has_table("nothing"), seen.has_index("messages", "by_at")),
         "reflected": sorted(reflected.tables[f"{namespace}.messages"].columns.keys()),
-        "sequences": (seen.get_sequence_names(), seen.get_enums(), seen.get_table_comment("messages")),
+        "sequences": (seen.get_sequence_names(), seen.get_temp_table_names(), seen.get_table_comment("messages")),
     }
 
 
@@ -220,3 +223,20 @@ def test_a_runaway_query_ends(db: psycopg.Connection[Any]) -> None:
         db.execute("SELECT count(*) FROM pg_attribute a, pg_attribute b, pg_attribute c, pg_attribute d")
     db.execute("SET statement_timeout = 0")
     assert db.execute("SELECT count(*) FROM pg_am").fetchone() == (2,)
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("SELECT 1 FROM pg_class", "0A000"),
+        ("SELECT oid FROM pg_type WHERE oid = to_regtype($1)", "42704"),
+    ],
+)
+async def test_without_duckdb(monkeypatch: pytest.MonkeyPatch, query: str, code: str) -> None:
+    monkeypatch.setattr("topics_service.api.sql.analysis.api.find_spec", lambda name: None)
+    catalogs = Catalogs()
+    asked = Asking({"is_superuser": False}, lambda name, arguments: None, None)
+    with pytest.raises(PgError, match=r"\[analytics\]") as failure:
+        await catalogs.describe(cast("Session", None), Piece(query, 0), (), asked)
+    assert failure.value.sqlstate == code
+    catalogs.close()

@@ -15,6 +15,7 @@ from topics_postgres.listener import PostgresServer
 from topics_postgres.quick import QuickPath
 from topics_postgres.settings import PostgresSettings
 from topics_service.api.access.authorizer import Authorizer
+from topics_service.api.sql.sessions import OwnSessions
 from topics_service.statistics import PostgresStatistics
 
 START = struct.pack(">II", 8 + 10, 3 << 16) + b"user\0ada\0\0"
@@ -23,7 +24,7 @@ EXECUTE = b"E\0\0\0\x09" + bytes(5)
 SYNC = b"S\0\0\0\4"
 FLUSH = b"H\0\0\0\4"
 INT8, TEXT = 20, 25
-MAX_CALLS = 24
+MAX_CALLS = 23
 """Python calls of the server for a row by its key, from the bytes that arrive to those of the answer."""
 
 
@@ -88,8 +89,9 @@ async def open_client() -> AsyncIterator[Callable[[], "asyncio.Future[Client]"]]
         await executor.run("INSERT INTO p VALUES (1, 'one', 10, 1.5), (2, NULL, NULL, NULL), (3, 'three', 30, -2.25)")
         sock = socket.create_server(("127.0.0.1", 0))
         port = sock.getsockname()[1]
+        sessions = OwnSessions(executor.sql)
         server = PostgresServer(
-            executor.sql, Authorizer(), PostgresSettings(), PostgresStatistics(), Counter(), sock
+            sessions, Authorizer(), PostgresSettings(), PostgresStatistics(), Counter(), sock
         )  # fmt: skip
         await server.start()
         clients: list[Client] = []

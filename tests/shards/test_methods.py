@@ -15,6 +15,7 @@ from topics_service.api.sql.requests import ResultColumn, SqlReply, SqlRequest, 
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.model import AppendReply, AppendRequest, Batch
+from topics_service.engine.tables.outcomes import TopicGap
 from topics_service.engine.tables.types import Kind, Type, Value
 from topics_shards.calls import CALLS, READS
 from topics_shards.wire.carriers import UncarriableError, carrier_of
@@ -74,7 +75,8 @@ def test_sql_values() -> None:
     body = execute.encode_call(None, (SqlRequest(sql="SELECT", params=params),), {"principal": KEY})
     assert execute.decode_call(body).positional[0] == SqlRequest(sql="SELECT", params=params)
     rows: list[list[Value]] = [[1, "a", b"a", Decimal("0.10"), None], [2, "b", b"b", Decimal(3), True]]
-    result = SqlResult(columns=(ResultColumn("c", Type(Kind.DECIMAL, 0, 4, 2)), ResultColumn("d", None)), rows=rows)
+    columns = (ResultColumn("c", Type(Kind.DECIMAL, 0, 4, 2)), ResultColumn("d", None))
+    result = SqlResult(columns=columns, rows=rows, gaps=[TopicGap("t", 0, 1, 2, "cap")])
     failure = TopicsError(Reason.SYNTAX_ERROR, "text", {"line": 3})
     found = execute.decode_result(execute.encode_result(SqlReply(results=[result], error=failure, took_ms=2.5)))
     assert found.results == [result]

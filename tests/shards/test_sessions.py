@@ -237,6 +237,7 @@ async def test_a_call_that_comes_while_the_shard_leaves_is_made_at_the_new_owner
     await db.execute("INSERT INTO t VALUES (1, 'one')")
     owner.before = leaving
     assert (await db.describe("SELECT id FROM t")).kind == "Select"
+    await db.execute("SELECT 1")
     owner.before = leaving
     assert await sqlstate(db, "CREATE TABLE u (id BIGINT PRIMARY KEY)") == "40003"
     owner.move()

@@ -151,3 +151,28 @@ async def test_a_topic_with_partitions_in_other_shards_gets_no_events() -> None:
         assert caught.value.reason is Reason.CROSS_SHARD
         await world.sql("INSERT INTO app.rows VALUES (1)")
         assert await heads(world, local) == 1
+
+
+async def test_a_topic_is_a_table_as_far_as_it_lies_beside_the_tables() -> None:
+    """What CREATE TOPIC made is read; of others the partitions that are here, and the rest is refused by name."""
+    async with open_shards(COUNT) as world:
+        await world.sql(f"CREATE TOPIC {NAME}")
+        await world.api.append(AppendRequest(topic=NAME, batch=Batch([b"1"])), principal=UNRESTRICTED)
+        assert await world.sql(f'SELECT seq, data FROM topics."{NAME}"') == [[1, "1"]]
+        await world.api.append(AppendRequest(topic=NAMES[1], batch=Batch([b"1"])), principal=UNRESTRICTED)
+        for text in (f'SELECT * FROM topics."{NAMES[1]}"', f'SELECT count(*), max(seq) FROM topics."{NAMES[1]}" e'):
+            error = await refused(world, Reason.CROSS_SHARD, text)
+            assert (error.detail or {})["topic"] == NAMES[1]
+        spread = next(name for name in (f"wide{n}" for n in range(20)) if home_of(name, COUNT) == SQL_SHARD)
+        await world.api.put_topic(spread, ConfigInput(), principal=UNRESTRICTED, partition_count=6)
+        await refused(world, Reason.CROSS_SHARD, f'SELECT * FROM topics."{spread}"')
+        here = [number for number, _ in world.engines[SQL_SHARD].catalog.visible(spread).numbered()]
+        assert 0 < len(here) < 6
+        for partition in here:
+            request = AppendRequest(topic=spread, partition=partition, batch=Batch([b"1"]))
+            await world.api.append(request, principal=UNRESTRICTED)
+        numbers = ", ".join(map(str, here))
+        text = f'SELECT partition FROM topics."{spread}" WHERE partition IN ({numbers})'
+        assert await world.sql(text) == [[number] for number in here]
+        (elsewhere, *_) = set(range(6)) - set(here)
+        await refused(world, Reason.CROSS_SHARD, f'SELECT * FROM topics."{spread}" WHERE partition = {elsewhere}')

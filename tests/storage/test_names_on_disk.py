@@ -44,7 +44,7 @@ from topics_service.engine.tables.expressions import (
     Parameter,
     Unary,
 )
-from topics_service.engine.tables.model import Alias, Check, ColumnSchema, Index, Namespace, Route, Table
+from topics_service.engine.tables.model import Alias, Check, ColumnSchema, Index, Namespace, Route, Table, View
 from topics_service.engine.tables.types import Type
 from topics_service.engine.topic import TopicRow
 from topics_service.storage import clean_shutdown, keys, manifest, repair_swap, verify
@@ -147,6 +147,7 @@ STORED: list[tuple[type[msgspec.Struct], bool, str]] = [
     (Namespace, False, "name placement created_ms"),
     (Route, False, "topic table op mode filter filter_text partition_by partition_text tombstones"),
     (Alias, False, "name topic"),
+    (View, False, "namespace name text reading_namespace columns tables reads views topics created_ms"),
     (Literal, False, "value type"),
     (Column, False, "column type side"),
     (Parameter, False, "number type"),
@@ -254,8 +255,9 @@ def test_kinds_of_definitions() -> None:
     kinds = [
         catalog.NAMESPACE_ROWS, catalog.TABLE_ROWS, catalog.USER_ROWS, topic_catalog.ROUTE_ROWS,
         topic_catalog.ALIAS_ROWS, indexing.BUILD_ROWS, removal.REMOVED_ROWS,
+        catalog.VIEW_ROWS,
     ]  # fmt: skip
-    assert kinds == [b"namespace\0", b"table\0", b"user\0", b"route\0", b"alias\0", b"build\0", b"removed\0"]
+    assert kinds == [b"namespace\0", b"table\0", b"user\0", b"route\0", b"alias\0", b"build\0", b"removed\0", b"view\0"]
 
 
 def test_tags_of_memberships() -> None:

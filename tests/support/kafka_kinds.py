@@ -142,9 +142,22 @@ WITH_ADMIN = able("admin")
 """The clients that can create topics."""
 
 
-def usable(name: str) -> Kind:
-    """The client of that name; skips the test if it can't be run here (TOPICS_ALL_CLIENTS=1: fails it)."""
-    kind = KINDS[name]
+_TOOLS = BUILD / "tools"
+TOOLS = Kind(
+    "Kafka's tools",
+    ("java", *_HEAP, "-cp", f"{_TOOLS / 'classes'}:{_TOOLS / 'lib'}/*", "Tools"),
+    needs=("java", _TOOLS / "classes/Tools.class"),
+)
+"""Kafka's command line tools in one process."""
+
+
+def runnable(kind: Kind) -> Kind:
+    """The kind itself; skips the test if it can't be run here (TOPICS_ALL_CLIENTS=1: fails it)."""
     if reason := kind.missing():
         without(reason)
     return kind
+
+
+def usable(name: str) -> Kind:
+    """The client of that name; skips the test if it can't be run here (TOPICS_ALL_CLIENTS=1: fails it)."""
+    return runnable(KINDS[name])

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from topics_service.engine.tables import plans
-from topics_service.engine.tables.model import Index, Namespace, Route, Table, TableName
+from topics_service.engine.tables.model import Index, Namespace, Route, Table, TableName, View
 from topics_service.engine.tables.plans import Plan
 from topics_service.engine.tables.schema import TopicName
 from topics_service.engine.tables.system_schema import SYSTEM_TABLES
@@ -38,6 +38,9 @@ class MemorySchema:
 
     def table(self, name: TableName) -> Table | None:
         return self.tables.get(name)
+
+    def view(self, name: TableName) -> View | None:
+        return None
 
     def index(self, name: TableName) -> tuple[Table, Index] | None:
         for table in self.tables.values():

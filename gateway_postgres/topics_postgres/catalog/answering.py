@@ -18,6 +18,7 @@ from topics_service.api.sql.analysis.duck import StoppedError
 from topics_service.api.sql.requests import ResultColumn, SqlResult
 from topics_service.api.sql.session import Answer
 from topics_service.api.sql.sessions import Session
+from topics_service.engine.errors import TopicsError
 
 if TYPE_CHECKING:
     from topics_postgres.catalog.database import Database, Run
@@ -147,7 +148,7 @@ class Catalogs:
         return Answer("Select", SqlResult(columns=columns, rows=rows, row_count=len(rows)))
 
     async def _job(self, sql: Session, piece: Piece, given: Sequence[int], asking: Asking) -> _Job:
-        check_installed()
+        _check_installed(piece)
         sources = [await _rows(sql, each) for each in SOURCES.values()]
         sources.append(await _rows(sql, _USERS) if asking.variables["is_superuser"] else ())
         return _Job(self, tuple(sources), piece, given, asking)
@@ -170,6 +171,15 @@ class Catalogs:
             raise _timed_out() from None
         finally:
             self._turns.release()
+
+
+def _check_installed(piece: Piece) -> None:
+    """Raise without DuckDB. Drivers that look up a type when they connect are told that there is none of its name."""
+    try:
+        check_installed()
+    except TopicsError as error:
+        sqlstate = "42704" if "regtype" in piece.text.lower() else "0A000"
+        raise PgError(sqlstate, error.message) from None
 
 
 async def _rows(sql: Session, query: str) -> Rows:

@@ -181,6 +181,9 @@ class _Session:
             case "ndjson":
                 for row in result.tuples:
                     print(_text(dict(zip(names, row, strict=True))))
+        for gap in result.gaps:
+            lost = f"records {gap.from_seq} to {gap.to_seq} of {gap.topic}, partition {gap.partition}, were lost"
+            output.note(f"{lost} ({gap.reason})")
         self._shown += 1
 
     def _table(self, names: list[str], result: "SqlResult[Any]") -> None:

@@ -17,6 +17,16 @@ from topics_proto.v1 import sql_pb2, sql_service_pb2
 Row = Mapping[str, Any]
 
 
+class RecordGap(NamedTuple):
+    """Records of a topic that were lost: seqs of a partition, both included."""
+
+    topic: str
+    partition: int
+    from_seq: int
+    to_seq: int
+    reason: GapReason
+
+
 class SqlColumn(NamedTuple):
     """A column of a result: its name, and its type as SQL writes it, such as `BIGINT` or `DECIMAL(10, 2)`."""
 
@@ -37,6 +47,8 @@ class SqlResult(Generic[Value_co]):
     row_count: int
     """Rows that were read, or changed."""
     message: str | None = None
+    gaps: tuple[RecordGap, ...] = ()
+    """What the statement would have read of topics, had it not been lost."""
     of: type[Value_co] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
@@ -205,7 +217,11 @@ def _result(result: sql_pb2.SqlResult, of: Any) -> SqlResult[Any]:
         tuple(_read(value, reader) for value, reader in zip(row.values, readers, strict=True)) for row in result.rows
     ]
     message = result.message if result.HasField("message") else None
-    return SqlResult(columns, rows, result.row_count, message, of)
+    gaps = tuple(
+        RecordGap(gap.topic, gap.partition, gap.from_seq, gap.to_seq, cast(GapReason, text_of("reason", gap.reason)))
+        for gap in result.gaps
+    )
+    return SqlResult(columns, rows, result.row_count, message, gaps, of)
 
 
 def _read(value: sql_pb2.SqlValue, reader: Callable[[Any], Any] | None) -> Any:

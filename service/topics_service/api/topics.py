@@ -188,6 +188,7 @@ class TopicsApi:
             analyses=analyses,
         )
         self.sql.parts = self.parts
+        self.sql.settle_expiry = self.expiry_durable
         self.metrics.caches["plans"] = self.sql.plans
         self.metrics.caches["arrow"] = self.sql.analyses
         return self.sql

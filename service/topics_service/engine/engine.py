@@ -57,6 +57,7 @@ from topics_service.engine.stored_catalog import StoredCatalog
 from topics_service.engine.tables.routing import Routing
 from topics_service.engine.tables.tables import Tables
 from topics_service.engine.tables.topic_catalog import TopicCatalog, check_target, spread_target
+from topics_service.engine.tables.topic_reads import TopicReads
 from topics_service.engine.tables.topics import TopicDefinitions
 from topics_service.engine.topic import Topic, TopicRow, partition_state
 from topics_service.engine.transaction import Transaction
@@ -150,6 +151,7 @@ class Engine:
         self.routing = Routing(self.topic_catalog, self.capacity, clock, self.limits, self._touch)
         self.tables = Tables(self.writer, clock, self.topic_catalog, max_tables=self.limits.max_tables, random=random)
         self.tables.routing = self.routing
+        self.tables.topics = TopicReads(self.catalog, clock, self._touch)
         self.tables.environment.message_id = self.routing.ids.next
         self.tables.definitions.topics = TopicDefinitions(
             self, self.catalog, self.writer, clock, self.topic_catalog, self.routing, self.tables, self._touch

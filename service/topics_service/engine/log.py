@@ -68,6 +68,7 @@ class Log:
         "log_id",
         "owed",
         "reclaimable_from",
+        "scans",
         "state",
         "tag_upkeep",
         "unsealed_blocks",
@@ -107,6 +108,7 @@ class Log:
         self.expiry_ticket = 0  # readers of an `fsync` log wait for it before they learn of expired records
         self._is_awaited = False
         self.tag_upkeep: Upkeep | None = None
+        self.scans = 0  # that read a view: no block goes meanwhile
         self.reclaimable_from = 0  # no block is dead before `earliest` is here: a hint for maintenance
 
     # ------------------------------------------------------------------ reads

@@ -31,7 +31,7 @@ def run(log: Log, writer: Writer, memory: Store) -> bool:
     s = log.view
     more = False
     dead = s.earliest - s.reclaimed_to
-    if s.earliest >= log.reclaimable_from and (dead >= _RECLAIM_SEQS or (dead > 0 and not s.count)):
+    if not log.scans and s.earliest >= log.reclaimable_from and (dead >= _RECLAIM_SEQS or (dead > 0 and not s.count)):
         try:
             more = _reclaim(log, writer, memory)  # first: unsealed blocks have no index rows to look for
         except StoreError as error:  # of dead blocks that can't be read; damage among live ones raises TopicsError

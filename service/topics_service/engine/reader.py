@@ -80,6 +80,7 @@ def read(
     match: TagMatch | None = None,
     stores: Sequence[Store] = (),
     partition: int = 0,
+    work: int = WORK,
 ) -> DiffReply:
     """Read the records after `from_seq`: at most `limit` examined and `max_bytes` delivered (but always one).
 
@@ -87,7 +88,7 @@ def read(
     most `SLICES` slices, of which there are many where much was deleted in between.
 
     With `match` only records whose tag matches are examined, found through the tag index in `stores`. The page then
-    ends, even if short, after `WORK`: its cursor is after the examined records, and more may follow.
+    ends, even if short, after `work`: its cursor is after the examined records, and more may follow.
     """
     tombstone, at = _tombstone(s, from_seq)
     gap = s.next_gap(at)
@@ -104,7 +105,7 @@ def read(
     if match is None:
         cursor = _fill(page, s, blocks, at, end, scan=scan)
     else:
-        cursor = _Search(page, s, blocks, match, stores).fill(at, end)
+        cursor = _Search(page, s, blocks, match, stores, work).fill(at, end)
     return DiffReply(
         topic=topic,
         partition=partition,
@@ -159,13 +160,15 @@ class _Search:
     A Glob of many tags looks at the blocks at once, as does one that is `NEAR` to the end of the index.
     """
 
-    def __init__(self, page: "_Page", s: Snapshot, blocks: LogBlocks, match: TagMatch, stores: Sequence[Store]) -> None:
+    def __init__(
+        self, page: "_Page", s: Snapshot, blocks: LogBlocks, match: TagMatch, stores: Sequence[Store], work: int
+    ) -> None:
         self._page = page
         self._s = s
         self._blocks = blocks
         self._match = match
         self._stores = stores
-        self._work = WORK
+        self._work = work
         self._block: Block | None = None
 
     def fill(self, at: int, end: int) -> int:

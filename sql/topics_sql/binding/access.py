@@ -1,6 +1,6 @@
 """Access paths: which keys or which range of the primary key or of an index a condition leaves to read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Final, NamedTuple
 
@@ -38,7 +38,7 @@ class Access(NamedTuple):
     ordered: bool
 
 
-class _Fact(NamedTuple):
+class Fact(NamedTuple):
     """A fact of a column that one term of a condition says. `exact`: the path alone makes sure of it."""
 
     term: int
@@ -60,7 +60,7 @@ def choose(table: Table, condition: Expression | None, order: Sequence[Order] = 
     Without any of these an index serves that gives the order of a limited query.
     """
     terms = conjuncts(condition)
-    facts = _facts(table, terms)
+    facts = facts_of({column.id: column.type for column in table.columns}, terms)
     best = _lookup(table, facts, order)
     if best is None:
         ready = [index for index in table.indexes if index.state is IndexState.READY]
@@ -95,16 +95,18 @@ def _joined(terms: Sequence[Expression]) -> Expression:
 # ------------------------------------------------------------------------- facts
 
 
-def _facts(table: Table, terms: Sequence[Expression]) -> dict[int, list[_Fact]]:
-    types = {column.id: column.type for column in table.columns}
-    facts: dict[int, list[_Fact]] = {}
+def facts_of(types: Mapping[int, Type], terms: Sequence[Expression]) -> dict[int, list[Fact]]:
+    """The facts of columns that terms say, by the columns, whose types are given."""
+    facts: dict[int, list[Fact]] = {}
     for number, term in enumerate(terms):
         for column, op, given in _comparisons(term):
+            if column not in types:
+                continue
             fitted = [_fitted(value, types[column]) for value in given]
             if all(fitted):
                 keys = tuple(each[0] for each in fitted if each is not None)
                 exact = all(each[1] for each in fitted if each is not None)
-                facts.setdefault(column, []).append(_Fact(number, op, keys, exact))
+                facts.setdefault(column, []).append(Fact(number, op, keys, exact))
     return facts
 
 
@@ -182,9 +184,9 @@ def _fitted_number(literal: Literal, target: Type) -> tuple[Expression, bool] | 
 # --------------------------------------------------------------------- candidates
 
 
-def _lookup(table: Table, facts: dict[int, list[_Fact]], order: Sequence[Order]) -> _Candidate | None:
+def _lookup(table: Table, facts: dict[int, list[Fact]], order: Sequence[Order]) -> _Candidate | None:
     """Whole primary keys."""
-    chosen: list[_Fact] = []
+    chosen: list[Fact] = []
     count = 1
     for column in table.primary_key:
         equal = _first(facts, column, "=") or _first(facts, column, "in")
@@ -204,7 +206,7 @@ def _lookup(table: Table, facts: dict[int, list[_Fact]], order: Sequence[Order])
 
 
 def _scan(
-    table: Table, index: int | None, columns: Sequence[int], facts: dict[int, list[_Fact]], order: Sequence[Order]
+    table: Table, index: int | None, columns: Sequence[int], facts: dict[int, list[Fact]], order: Sequence[Order]
 ) -> _Candidate:
     prefix: list[Expression] = []
     used: set[int] = set()
@@ -238,7 +240,7 @@ def _scan(
     return _Candidate(score, path, frozenset(used), not order or reverse is not None)
 
 
-def _first(facts: dict[int, list[_Fact]], column: int, op: str) -> _Fact | None:
+def _first(facts: dict[int, list[Fact]], column: int, op: str) -> Fact | None:
     return next((fact for fact in facts.get(column, ()) if fact.op == op), None)
 
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from topics_service.engine.errors import Reason
 from topics_service.engine.tables import casts
 from topics_service.engine.tables.expressions import Binary, Call, Column, Expression, Literal, type_of
-from topics_service.engine.tables.model import RESERVED_NAMESPACES, Table
-from topics_service.engine.tables.plans import Analysis, Order, Output
+from topics_service.engine.tables.model import RESERVED_NAMESPACES, Table, TableName
+from topics_service.engine.tables.plans import Analysis, Order, Output, TopicSource
 from topics_service.engine.tables.relations import (
     Aggregate,
     Combined,
@@ -34,9 +34,12 @@ from topics_service.engine.tables.relations import (
 from topics_service.engine.tables.types import Kind, Type
 from topics_sql import syntax
 from topics_sql.binding.analytic import GROUPING, Analytic, Scope, is_meant, not_grouped, text_if_bare
+from topics_sql.binding.from_rows import topic_rows, view_rows
 from topics_sql.binding.naming import MAX_OUTPUTS, name_of
-from topics_sql.binding.scope import SYSTEM, Context, Relation
+from topics_sql.binding.pushing import pruned, topic_scans
+from topics_sql.binding.scope import SYSTEM, TOPICS, Context, Relation
 from topics_sql.binding.series import series_rows
+from topics_sql.binding.view_queries import view_of
 
 MAX_SOURCES: Final = 64
 """Tables that one query may read, each time that it names one."""
@@ -62,6 +65,10 @@ class Planner:
         self.times: Counter[int] = Counter()
         """The times that a table is named, by its number."""
         self.system: dict[str, None] = {}
+        self.topics: list[str] = []
+        self.views: dict[TableName, None] = {}
+        """Those that the statement names; what these name is not among them."""
+        self.depth = 0
         self.keys: dict[int, tuple[Table, frozenset[int]]] = {}
         """By the number of a column: its table, and the numbers of the primary key there."""
         self.grouping: dict[int, int] = {}
@@ -105,7 +112,11 @@ class Planner:
         """The plan of a query with all that it needs. `target` is the table whose rows it finds for a change."""
         tables = tuple(self.tables.values())
         read = tuple(number for number, times in self.times.items() if times > 1 or number != target)
-        return Analysis(query, query.outputs, tuple(self.inner), tables, tuple(self.system), why, read)
+        inner, topics = tuple(self.inner), tuple[TopicSource, ...]()
+        if self.topics:
+            query, inner = pruned(query, inner)
+            topics = topic_scans(self.topics, query, inner)
+        return Analysis(query, query.outputs, inner, tables, tuple(self.system), why, topics, read)
 
     def _named(self, tree: syntax.With, scope: Scope, *, recursive: bool) -> Named:
         number = self.number()
@@ -349,7 +360,7 @@ class Planner:
         if len(parts) == 1 and (cte := self._cte(scope, parts[0])) is not None:
             columns = [(name, self.number(), kind) for name, _, kind in cte.outputs]
             places = tuple((mine[1], theirs[1]) for mine, theirs in zip(columns, cte.outputs, strict=True))
-            self._relation(scope, item, parts[0], None, columns)
+            self.relation(scope, item, parts[0], None, columns)
             return NamedRows(cte.number, places)
         full = self.context.table_name(item.name)
         if full.namespace == SYSTEM:
@@ -358,10 +369,15 @@ class Planner:
                 raise self.context.table_not_found(full, at)
             self.system[full.name] = None
             columns = [(name, self.number(), kind) for name, kind in known]
-            self._relation(scope, item, full.name, SYSTEM, columns)
+            self.relation(scope, item, full.name, SYSTEM, columns)
             return SystemRows(full.name, tuple((each[1], place) for place, each in enumerate(columns)))
+        if full.namespace == TOPICS:
+            return topic_rows(self, full, item, scope)
         if full.namespace in RESERVED_NAMESPACES:
             self.context.refuse_reserved(full.namespace, at)
+        view = view_of(self.context, item)
+        if view is not None:
+            return view_rows(self, view, item, scope)
         table = self.context.find_table(item.name)
         self.tables[table.number] = table
         self.times[table.number] += 1
@@ -370,7 +386,7 @@ class Planner:
         numbers = dict(zip(ids, (each[1] for each in columns), strict=True))
         key = frozenset(numbers[each] for each in table.primary_key)
         self.keys.update((each[1], (table, key)) for each in columns)
-        self._relation(scope, item, table.name, table.namespace, columns)
+        self.relation(scope, item, table.name, table.namespace, columns)
         return TableRows(table, tuple((numbers[each], each) for each in ids))
 
     def _cte(self, scope: Scope | None, name: str) -> Cte | None:
@@ -381,7 +397,7 @@ class Planner:
             scope = scope.parent
         return None
 
-    def _relation(
+    def relation(
         self, scope: Scope, item: syntax.From, name: str, namespace: str | None,
         columns: Sequence[tuple[str, int, Type | None]],
     ) -> None:  # fmt: skip

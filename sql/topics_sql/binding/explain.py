@@ -22,6 +22,7 @@ from topics_service.engine.tables.expressions import (
 )
 from topics_service.engine.tables.model import Table
 from topics_service.engine.tables.schema import Schema
+from topics_service.engine.tables.topic_columns import TOPIC_COLUMNS
 from topics_service.engine.tables.types import Kind, Type
 from topics_service.engine.tables.values import to_text
 
@@ -63,6 +64,10 @@ def _analysis(action: plans.Analysis) -> Iterator[str]:
     yield f"analyze in DuckDB, for {action.why}"
     yield from (f"  read {table.table_id}" for table in action.tables)
     yield from (f"  read system.{name}" for name in action.system)
+    for read in action.topics:
+        yield f'  read topics."{read.topic}"'
+        yield f"    {topic_access(read.scan)}"
+        yield f"    columns: {', '.join(TOPIC_NAMES[each] for each in read.scan.columns) or 'none'}"
 
 
 def columns_of(schema: Schema, join: plans.Join) -> tuple[tuple[str, Type], ...]:
@@ -79,6 +84,11 @@ def _select(action: plans.Select, schema: Schema) -> Iterator[str]:
         names = names_of(source.table)
         yield f"read {source.table.table_id}"
         yield f"  {_access(source.table, source.access, names)}"
+    elif isinstance(source, plans.TopicSource):
+        names = TOPIC_NAMES
+        yield f'read topics."{source.topic}"'
+        yield f"  {topic_access(source.scan)}"
+        yield f"  columns: {', '.join(names[each] for each in source.scan.columns) or 'none'}"
     elif isinstance(source, plans.SystemSource):
         names = {place: name for place, (name, _) in enumerate(schema.system[source.name])}
         yield f"read system.{source.name}"
@@ -129,6 +139,25 @@ def _access(table: Table, access: plans.Scan | plans.Lookup, names: Mapping[int,
             parts.append(f"{names[following]} {sign}{'=' if bound.inclusive else ''} {shown(bound.value, names)}")
     what = f"range of {where}: {', '.join(parts)}" if parts else f"all of {where}"
     return f"{what}, in reverse" if access.reverse else what
+
+
+TOPIC_NAMES = {place: name for place, (name, _) in enumerate(TOPIC_COLUMNS)}
+
+
+def topic_access(scan: plans.TopicScan) -> str:
+    """The part of a topic that is read."""
+    parts = []
+    for fact in scan.facts:
+        values = [shown(value, TOPIC_NAMES) for value in fact.values[:MAX_SHOWN]]
+        more = ", ..." if len(fact.values) > MAX_SHOWN else ""
+        text = values[0] if fact.op != "in" else f"({', '.join(values)}{more})"
+        parts.append(f"{TOPIC_NAMES[fact.column]} {fact.op} {text}")
+    if scan.like is not None:
+        parts.append(f"tag like {shown(scan.like.pattern, TOPIC_NAMES)}")
+    what = f"range: {', '.join(parts)}" if parts else "all records"
+    if scan.order:
+        what += f", merged by {', '.join(TOPIC_NAMES[each] for each in scan.order)}"
+    return f"{what}, in reverse" if scan.reverse else what
 
 
 def shown(expression: Expression, names: Mapping[int, str]) -> str:

@@ -13,7 +13,7 @@ from topics_sql.binding.access import joined
 from topics_sql.binding.changes import delete, insert, update
 from topics_sql.binding.explain import explain
 from topics_sql.binding.queries import select
-from topics_sql.binding.scope import Context
+from topics_sql.binding.scope import SYSTEM, TOPICS, Context
 
 ROLES: Final = ("user", "service", "dba", "system")
 SHOWN: Final[dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
@@ -80,7 +80,8 @@ def show(context: Context, tree: syntax.Show) -> plans.Action:
 def describe(context: Context, tree: syntax.Describe) -> plans.Action:
     """Plan DESCRIBE: the columns of a table in their order."""
     full = context.table_name(tree.name)
-    if full.namespace == "system" and full.name in context.schema.system:
+    is_view = full.namespace not in RESERVED_NAMESPACES and context.schema.view(full) is not None
+    if is_view or full.namespace == TOPICS or (full.namespace == SYSTEM and full.name in context.schema.system):
         return select(
             context,
             syntax.Select(

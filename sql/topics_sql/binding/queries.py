@@ -1,22 +1,30 @@
 """Plans of queries."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables import plans
 from topics_service.engine.tables.expressions import Binary, Column, Expression, Literal, type_of
-from topics_service.engine.tables.model import RESERVED_NAMESPACES, Table
+from topics_service.engine.tables.model import RESERVED_NAMESPACES, Table, View
+from topics_service.engine.tables.relations import rebuilt
+from topics_service.engine.tables.topic_columns import TOPIC_COLUMNS
 from topics_service.engine.tables.types import BIGINT
 from topics_sql import syntax
+from topics_sql.binding import topic_tables
 from topics_sql.binding.access import choose, conjuncts, joined
 from topics_sql.binding.analysis import analysis
 from topics_sql.binding.beyond import beyond, beyond_expression, counts
 from topics_sql.binding.expressions import Expressions
 from topics_sql.binding.naming import MAX_OUTPUTS, name_of
-from topics_sql.binding.scope import SYSTEM, Context, Relation, relation
+from topics_sql.binding.scope import SYSTEM, TOPICS, Context, Relation, relation
+from topics_sql.binding.view_queries import is_plain, plain_query, reading, view_of
 from topics_sql.syntax import Tree
+
+MAX_VIEW_COLUMNS: Final = 32 * MAX_OUTPUTS
+"""Of views in views."""
 
 
 def select(context: Context, tree: syntax.Query) -> plans.Select | plans.Analysis:
@@ -24,7 +32,7 @@ def select(context: Context, tree: syntax.Query) -> plans.Select | plans.Analysi
 
     Raises the errors of names and types, with their places.
     """
-    why = beyond(tree)
+    why = beyond(tree) or _of_view(context, tree)
     if why is None:
         assert isinstance(tree, syntax.Select)
         return native(context, tree)
@@ -37,12 +45,20 @@ def select(context: Context, tree: syntax.Query) -> plans.Select | plans.Analysi
     return analysis(context, tree, why)
 
 
+def _of_view(context: Context, tree: syntax.Query) -> str | None:
+    """Name the view that a query reads, unless it can be read as its table is."""
+    view = view_of(context, tree.source) if isinstance(tree, syntax.Select) else None
+    return None if view is None or is_plain(context, view) else "a view"
+
+
 def native(context: Context, tree: syntax.Select) -> plans.Select:
     """Plan a query of one table, of two system tables that are joined, or of constants."""
-    relations, source, condition = _from(context, tree)
+    of_views: dict[int, Expression] = {}
+    relations, source, condition = _from(context, tree, of_views)
     binder = Expressions(context, relations)
     if tree.where is not None:
-        condition = joined([*conjuncts(condition), *conjuncts(binder.condition(tree.where))])
+        own = _through(binder.condition(tree.where), of_views)
+        condition = joined([*conjuncts(condition), *conjuncts(own)])
     if isinstance(source, plans.Join) and not source.equal:
         assert isinstance(tree.source, syntax.Join)
         source, condition = _equal_pairs(context, source, condition, tree.source.at)
@@ -58,9 +74,20 @@ def native(context: Context, tree: syntax.Select) -> plans.Select:
         order = tuple(_order(context, binder, item, outputs, tree) for item in tree.order)
     if tree.distinct:
         _check_distinct(context, tree, order, outputs)
+    outputs = tuple(replace(each, expression=_through(each.expression, of_views)) for each in outputs)
+    order = tuple(replace(each, expression=_through(each.expression, of_views)) for each in order)
     limit = None if tree.limit is None else binder.whole_number(tree.limit, "LIMIT")
     offset = None if tree.offset is None else binder.whole_number(tree.offset, "OFFSET")
-    read: plans.TableSource | plans.SystemSource | plans.Join | None
+    read: plans.TableSource | plans.SystemSource | plans.TopicSource | plans.Join | None
+    if isinstance(source, plans.TopicSource):
+        found = topic_tables.choose(conjuncts(condition), order, ())
+        order = () if found.ordered else order
+        made = plans.Select(
+            source, outputs, filter=found.filter, order=order, limit=limit, offset=offset, count=count is not None,
+            distinct=tree.distinct and count is None,
+        )  # fmt: skip
+        scan = replace(found.scan, columns=tuple(sorted(topic_tables.used_by(made))))
+        return replace(made, source=plans.TopicSource(source.topic, scan))
     if isinstance(source, Table):
         access = choose(source, condition, order, limited=limit is not None)
         read, condition = plans.TableSource(source, access.path), access.filter
@@ -75,13 +102,18 @@ def native(context: Context, tree: syntax.Select) -> plans.Select:
 
 # --------------------------------------------------------------------------- FROM
 
-Source = Table | plans.SystemSource | plans.Join | None
+Source = Table | plans.SystemSource | plans.TopicSource | plans.Join | None
 
 
-def _from(context: Context, tree: syntax.Select) -> tuple[list[Relation], Source, Expression | None]:
+def _from(
+    context: Context, tree: syntax.Select, of_views: dict[int, Expression]
+) -> tuple[list[Relation], Source, Expression | None]:
+    """What FROM names. The columns of views have negative ids, and `of_views` gets what they stand for."""
     if tree.source is None:
         return [], None, None
     if isinstance(tree.source, syntax.From):
+        if (view := view_of(context, tree.source)) is not None:
+            return _view(context, tree.source, view, of_views)
         left, rows = _table(context, tree.source)
         return [left], rows, None
     given = tree.source
@@ -108,8 +140,50 @@ def _from(context: Context, tree: syntax.Select) -> tuple[list[Relation], Source
     return relations, join, condition
 
 
-def _table(context: Context, given: syntax.From) -> tuple[Relation, Table | plans.SystemSource]:
+def _view(
+    context: Context, given: syntax.From, view: View, of_views: dict[int, Expression]
+) -> tuple[list[Relation], Source, Expression | None]:
+    """The table that a view picks rows of, its condition, and the columns of the view."""
+    if len(of_views) > MAX_VIEW_COLUMNS:
+        raise context.refuse(given.name.at, "views are nested too deep", Reason.INVALID_VALUE, "54001")
+    with reading(context, view, given.name.at) as inside:
+        tree = plain_query(view)
+        if tree is None:
+            raise context.refuse(given.name.at, f"{view.view_id} is a view that needs DuckDB", Reason.UNSUPPORTED_SQL)
+        relations, source, condition = _from(inside, tree, of_views)
+        binder = Expressions(inside, relations)
+        if tree.where is not None:
+            own = _through(binder.condition(tree.where), of_views)
+            condition = joined([*conjuncts(condition), *conjuncts(own)])
+        made: dict[str, plans.Output] = {}
+        for output in select_list(binder, tree.items):
+            made.setdefault(output.name, output)
+    columns: dict[str, Column] = {}
+    for shown, name in view.columns:
+        if name not in made:
+            message = f"the view {view.view_id} reads columns that are gone"
+            raise context.refuse(given.name.at, message, Reason.COLUMN_NOT_FOUND)
+        number = -1 - len(of_views)
+        of_views[number] = _through(made[name].expression, of_views)
+        columns[shown] = Column(number, made[name].type)
+    relation = Relation(given.alias or view.name, columns, None if given.alias else view.namespace)
+    return [relation], source, condition
+
+
+def _through(expression: Expression, of_views: dict[int, Expression]) -> Expression:
+    """The expression over the columns that those of views stand for."""
+    if not of_views:
+        return expression
+    return rebuilt(expression, lambda node: of_views.get(node.column) if isinstance(node, Column) else None)
+
+
+def _table(context: Context, given: syntax.From) -> tuple[Relation, Table | plans.SystemSource | plans.TopicSource]:
     full = context.table_name(given.name)
+    if full.namespace == TOPICS:
+        topic = topic_tables.topic_of(context, full, given.name.at)
+        found = {name: Column(place, kind) for place, (name, kind) in enumerate(TOPIC_COLUMNS)}
+        named = Relation(given.alias or full.name, found, None if given.alias else TOPICS)
+        return named, plans.TopicSource(topic, plans.TopicScan())
     if full.namespace == SYSTEM:
         columns = context.schema.system.get(full.name)
         if columns is None:

@@ -16,6 +16,7 @@ from topics_sql.syntax import ObjectName
 from topics_sql.tokens import place_of, refuse
 
 SYSTEM: Final = "system"
+TOPICS: Final = "topics"
 
 
 class Relation(Struct, frozen=True):
@@ -105,6 +106,8 @@ class Context(Struct):
             self.refuse_reserved(full.namespace, name.at)
         table = self.schema.table(full)
         if table is None:
+            if self.schema.view(full) is not None:
+                raise self.refuse(name.at, f"{full} is a view, not a table", Reason.UNSUPPORTED_SQL, "42809")
             raise self.table_not_found(full, name.at)
         return table
 
@@ -117,8 +120,8 @@ class Context(Struct):
 
     def refuse_reserved(self, namespace: str, at: int) -> None:
         """Raise for a change of what the server keeps itself."""
-        if namespace == "topics":
-            raise self.refuse(at, "topics as tables are not supported", Reason.UNSUPPORTED_SQL)
+        if namespace == TOPICS:
+            raise self.refuse(at, "topics are read-only as tables", Reason.FORBIDDEN)
         if namespace == SYSTEM:
             raise self.refuse(at, "system tables are read-only", Reason.FORBIDDEN)
         raise self.refuse(at, f"the namespace {namespace} is not supported", Reason.UNSUPPORTED_SQL)

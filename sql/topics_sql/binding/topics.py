@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from typing import Final, get_args
 
-from topics_service.engine.errors import Reason, TopicsError
+from topics_service.engine.errors import Reason
 from topics_service.engine.model import ConfigInput, Discard, Durability
 from topics_service.engine.names import is_name_of_any
 from topics_service.engine.tables import plans
 from topics_service.engine.tables.expressions import Expression, Side
 from topics_service.engine.tables.model import RESERVED_NAMESPACES, Op, PayloadMode, Route, Table
-from topics_service.engine.tables.schema import TopicName
 from topics_sql import syntax
 from topics_sql.binding.expressions import Expressions
 from topics_sql.binding.scope import Context, Relation, relation
 from topics_sql.binding.tables import one_of, unknown_option
+from topics_sql.binding.topic_names import find_topic, look_up
 from topics_sql.grammar.cursor import MAX_INT
 from topics_sql.syntax import ObjectName, Option
 
@@ -37,28 +37,6 @@ def new_topic_name(context: Context, name: ObjectName) -> str:
         message = f"the namespace {full.split('.', 1)[0]} is the server's own"
         raise context.refuse(name.at, message, Reason.FORBIDDEN, "42939")
     return full
-
-
-def look_up(context: Context, name: ObjectName) -> TopicName | None:
-    """The topic of a name or an alias: as written in full, else in the namespace of the request (D24)."""
-    full = ".".join(name.parts)
-    return context.schema.topic(full) or context.schema.topic(f"{context.namespace}.{full}")
-
-
-def find_topic(context: Context, name: ObjectName) -> TopicName:
-    """The topic of a name. Raises `topic_not_found`."""
-    found = look_up(context, name)
-    if found is None:
-        raise _not_found(context, name)
-    return found
-
-
-def _not_found(context: Context, name: ObjectName) -> TopicsError:
-    full = ".".join(name.parts)
-    error = context.refuse(name.at, f"topic {full} does not exist", Reason.TOPIC_NOT_FOUND)
-    assert isinstance(error.detail, dict)
-    error.detail["topic"] = full
-    return error
 
 
 # ------------------------------------------------------------------- definitions

@@ -18,6 +18,7 @@ from topics_sql.grammar.tables import (
     truncate,
 )
 from topics_sql.grammar.topics import ack, alter_topic, clear_topic, consume, create_topic, drop_topic, subscribe
+from topics_sql.grammar.views import create_view, drop_view
 from topics_sql.syntax import (
     AlterUser,
     Compound,
@@ -27,6 +28,7 @@ from topics_sql.syntax import (
     DropUser,
     Explain,
     Insert,
+    Query,
     Select,
     Show,
     Statement,
@@ -47,7 +49,7 @@ OTHER_DIALECTS: Final = words(
 OTHER_OBJECTS: Final = words(
     """access aggregate cast collation constraint conversion database domain event extension external foreign function
     global group language local macro materialized operator or policy procedure publication role rule secret sequence
-    server statistics stream subscription tablespace temp temporary text transform trigger type unlogged view virtual"""
+    server statistics stream subscription tablespace temp temporary text transform trigger type unlogged virtual"""
 )
 
 
@@ -84,6 +86,15 @@ def statements(text: str) -> list[Parsed]:
     if not found:
         raise refuse(text, 0, "the text has no statement")
     _check_parameters(tokens)
+    return found
+
+
+def view_query(text: str) -> Query:
+    """Read the query of a view. Raises as `statements`."""
+    cursor = Cursor(tokenize(text))
+    found = query(cursor)
+    if not cursor.at_end:
+        raise cursor.unexpected("the end of the query")
     return found
 
 
@@ -134,7 +145,11 @@ def _create(cursor: Cursor) -> Statement:
         return create_index(cursor, at, unique=True)
     if cursor.take("namespace") or cursor.take("schema"):
         return create_namespace(cursor, at)
-    return _other(cursor, "TOPIC, TABLE, INDEX, NAMESPACE or USER")
+    if cursor.take("view"):
+        return create_view(cursor, at, replace=False)
+    if cursor.take("or", "replace", "view"):
+        return create_view(cursor, at, replace=True)
+    return _other(cursor, "TOPIC, TABLE, INDEX, VIEW, NAMESPACE or USER")
 
 
 def _alter(cursor: Cursor) -> Statement:
@@ -165,7 +180,9 @@ def _drop(cursor: Cursor) -> Statement:
     if cursor.take("user"):
         if_exists = cursor.if_exists()
         return DropUser(at, _user(cursor), if_exists)
-    return _other(cursor, "TOPIC, TABLE, INDEX, NAMESPACE or USER")
+    if cursor.take("view"):
+        return drop_view(cursor, at)
+    return _other(cursor, "TOPIC, TABLE, INDEX, VIEW, NAMESPACE or USER")
 
 
 def _other(cursor: Cursor, expected: str) -> Statement:

@@ -10,6 +10,8 @@ missing=()
 if command -v mvn >/dev/null && command -v javac >/dev/null; then
   mvn --quiet --batch-mode --file java/pom.xml dependency:copy-dependencies "-DoutputDirectory=$build/java/lib"
   javac -encoding UTF-8 -Xlint:all -d "$build/java/classes" -cp "$build/java/lib/*" java/*.java
+  mvn --quiet --batch-mode --file tools/pom.xml dependency:copy-dependencies "-DoutputDirectory=$build/tools/lib"
+  javac -encoding UTF-8 -Xlint:all -d "$build/tools/classes" -cp "$build/tools/lib/*" tools/*.java
   touch "$build/java/.built"
 else
   missing+=("mvn and javac")

@@ -127,7 +127,14 @@ def _result(result: Result) -> sql_pb2.SqlResult:
         ],
         row_count=result.row_count,
         message=result.message,
-    )
+        gaps=[
+            sql_pb2.RecordGap(
+                topic=gap.topic, partition=gap.partition, from_seq=gap.from_seq, to_seq=gap.to_seq,
+                reason=_reason(gap.reason),
+            )
+            for gap in result.gaps
+        ],
+    )  # fmt: skip
 
 
 def _converter(sql_type: Type | None) -> Callable[[Any], Any] | None:
@@ -173,5 +180,8 @@ def _claim(claim: GrantedClaim) -> sql_pb2.Claim:
 
 
 def _gap(gap: Gap) -> sql_pb2.TopicGap:
-    reason = record_pb2.GapReason.Value(f"GAP_REASON_{gap.reason.upper()}")
-    return sql_pb2.TopicGap(from_offset=gap.from_offset, to_offset=gap.to_offset, reason=reason)
+    return sql_pb2.TopicGap(from_offset=gap.from_offset, to_offset=gap.to_offset, reason=_reason(gap.reason))
+
+
+def _reason(name: str) -> record_pb2.GapReason.ValueType:
+    return record_pb2.GapReason.Value(f"GAP_REASON_{name.upper()}")

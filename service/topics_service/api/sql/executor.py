@@ -28,6 +28,7 @@ from topics_service.api.sql.outcomes import (
     message_of,
     outputs_of,
     placed,
+    topics_of,
     users_facts,
 )
 from topics_service.api.sql.parameters import many_rows, one_row
@@ -59,6 +60,10 @@ Steps = Generator[None, None, T]
 _NO_TRANSACTION: Final = "25P01"
 _IN_TRANSACTION: Final = "25001"
 _CHANGES: Final = (plans.Insert, plans.Update, plans.Delete)
+
+
+async def _nothing_expires(topic: str) -> None:
+    pass
 
 
 class SqlApi:
@@ -98,6 +103,8 @@ class SqlApi:
         """The homes of topics, where there are other shards than that of SQL."""
         self.plans = PlanCache(reader)
         self.statistics = statistics
+        self.settle_expiry: Callable[[str], Awaitable[None]] = _nothing_expires
+        """Waits until what has expired in a topic, which a query may have found, is as durable as its class."""
         self.writing = asyncio.Lock()
         self.computing = asyncio.Lock()
         """Held by a change with a query while others write, so that one at a time holds rows."""
@@ -258,7 +265,11 @@ class Run:
         else:
             outcome = await self._finish(self._api.tables.select(action, parameters, system))
         self._api.statistics.rows_read += outcome.row_count
-        return SqlResult(columns=outputs_of(action.outputs), rows=outcome.rows, row_count=outcome.row_count)
+        for topic in topics_of(action):
+            await self._api.settle_expiry(topic)
+        return SqlResult(
+            columns=outputs_of(action.outputs), rows=outcome.rows, row_count=outcome.row_count, gaps=outcome.gaps
+        )
 
     async def _analyze(
         self,

@@ -52,6 +52,10 @@ class _Kept:
             self._at += 1
         return rows[start : self._at]
 
+    def notice(self) -> str:
+        """See Rest. What there was to tell was told with the first rows."""
+        return ""
+
     def close(self) -> None:
         """See Rest."""
         self._rows = ()
@@ -108,8 +112,8 @@ class _Held:
 
 
 class HeldSessions:
-    """The calls of other nodes, or of this one while it may lose the shard. Only its node knows a
-    lease, and a session belongs to one principal."""
+    """The calls of other nodes, or of this one while it may lose the shard. Only its node knows a lease, and a session
+    belongs to one principal."""
 
     def __init__(self, api: TopicsApi) -> None:
         assert api.sql is not None, "callers have looked"
@@ -186,7 +190,7 @@ class HeldSessions:
                 raise
             if not rows:
                 held.close_pages(number)
-            return Page(rows=rows)
+            return Page(rows=rows, notice=rest.notice())
 
     async def release(self, lease: str, number: int, pages: list[int], *, principal: Principal) -> None:
         """Let go of results of a session; of all of it without any."""

@@ -8,6 +8,7 @@ from topics_service.api.sql.requests import Message, ResultColumn, SqlResult
 from topics_service.engine.errors import TopicsError
 from topics_service.engine.tables import plans
 from topics_service.engine.tables.errors import SQLSTATES, Place
+from topics_service.engine.tables.outcomes import TopicGap
 from topics_service.engine.tables.types import BIGINT, TEXT, Kind, Type
 
 _WORDS: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -25,6 +26,7 @@ MESSAGE: Final = (
     ResultColumn("payload", TEXT),
     ResultColumn("key", TEXT),
 )
+_TOLD: Final = 5  # gaps in one warning
 _NAMES: Final = (
     {"AddColumn": "ALTER TABLE", "DropColumn": "ALTER TABLE", "RenameColumn": "ALTER TABLE"}
     | dict.fromkeys(("ChangeType", "SetDefault", "RenameTable", "SetTableOptions"), "ALTER TABLE")
@@ -35,6 +37,23 @@ _NAMES: Final = (
 def outputs_of(outputs: tuple[plans.Output, ...]) -> tuple[ResultColumn, ...]:
     """The columns of a result."""
     return tuple(ResultColumn(output.name, output.type) for output in outputs)
+
+
+def topics_of(action: plans.Query) -> Sequence[str]:
+    """The topics that a query reads."""
+    if isinstance(action, plans.Analysis):
+        return [source.topic for source in action.topics]
+    return [action.source.topic] if isinstance(action.source, plans.TopicSource) else []
+
+
+def lost(gaps: Sequence[TopicGap]) -> str:
+    """Lost records in words, for people; empty if there are none."""
+    texts = [
+        f'records {gap.from_seq} to {gap.to_seq} of topic "{gap.topic}", partition {gap.partition}, were lost '
+        f"({gap.reason})"
+        for gap in gaps[:_TOLD]
+    ]
+    return "; ".join([*texts, "and others"] if len(gaps) > _TOLD else texts)
 
 
 def message_of(action: Any) -> str:

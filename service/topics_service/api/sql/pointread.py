@@ -17,13 +17,14 @@ _NO_ROWS: Final[Sequence[Sequence[Value]]] = ()
 class PointRead:
     """A query of a session that reads one row by its key. The caller's rights were checked when it was made."""
 
-    __slots__ = ("_api", "_namespace", "_query", "_session", "fits")
+    __slots__ = ("_api", "_namespace", "_query", "_session", "fits", "types")
 
     def __init__(self, session: "SqlSession", plan: plans.Plan, query: PointQuery) -> None:
         self._session = session
         self._api = session.api
         self._namespace = session.namespace
         self._query = query
+        self.types = plan.parameters
         self.fits: Sequence[Callable[[Any], Value]] = [
             coercer(kind, f"${number}") for number, kind in enumerate(plan.parameters, 1) if kind is not None
         ]
@@ -39,14 +40,14 @@ class PointRead:
 
         That is in a transaction with changes, and when a definition has changed.
         """
-        session, api = self._session, self._api
+        session, api, query = self._session, self._api, self._query
         transaction = session.transaction
         if transaction is not None and (session.is_failed or session.is_implicit or transaction.has_changes):
             return None
         api.admit()
-        if not self.is_current:
+        if session.namespace != self._namespace or not query.is_current:
             return None
-        row = self._query.run(parameters)
+        row = query.run(parameters)
         statistics = api.statistics
         statistics.statements["Select"] += 1
         api.plans.statistics.hits += 1

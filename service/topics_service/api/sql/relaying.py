@@ -68,3 +68,4 @@ class Page(Struct, kw_only=True, omit_defaults=True):
 
     rows: Sequence[Sequence[Value]] = ()
     is_known: bool = True
+    notice: str = ""

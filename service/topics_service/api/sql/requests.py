@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from topics_service.engine.errors import TopicsError
+from topics_service.engine.tables.outcomes import TopicGap
 from topics_service.engine.tables.types import Type, Value
 
 _MANY_VALUES: Final = 4096
@@ -39,6 +40,7 @@ class SqlResult(Struct, kw_only=True):
     rows: Sequence[Sequence[Value]] = ()
     row_count: int = 0
     message: str | None = None
+    gaps: Sequence[TopicGap] = ()
 
 
 class SqlReply(Struct, kw_only=True):

@@ -65,12 +65,16 @@ def _computes(query: plans.Analysis | None) -> Iterator[Need]:
     if query is not None:
         yield Capability.SELECT, tuple(table.table_id for table in query.tables)
         yield from map(_of_system, query.system)
+        if query.topics:
+            yield Capability.CONSUME, tuple(source.topic for source in query.topics)
 
 
 def _reads(select: plans.Select) -> Iterator[Need]:
     match select.source:
         case plans.TableSource(table=table):
             yield Capability.SELECT, (table.table_id,)
+        case plans.TopicSource(topic=topic):
+            yield Capability.CONSUME, (topic,)
         case plans.SystemSource(name=name):
             yield _of_system(name)
         case plans.Join(left=left, right=right):
@@ -91,6 +95,10 @@ def _defined(action: Any, table_of: Callable[[int], Table | None]) -> Iterator[s
         return
     if isinstance(action, plans.CreateTopic | plans.DropTopic | plans.ClearTopic):
         yield action.name
+    if isinstance(action, plans.CreateView):
+        yield action.view.view_id
+    if isinstance(action, plans.DropView):
+        yield str(action.name)
     if (table := getattr(action, "table", None)) is not None:
         yield table.table_id
     if isinstance(action, plans.RenameTable):
@@ -112,14 +120,14 @@ _DEFINITIONS: Final[dict[type, Capability]] = {
         (
             plans.CreateNamespace, plans.CreateTable, plans.AddColumn, plans.RenameColumn, plans.ChangeType,
             plans.SetDefault, plans.RenameTable, plans.SetTableOptions, plans.CreateIndex, plans.CreateTopic,
-            plans.AddSource, plans.SetTopicOptions,
+            plans.AddSource, plans.SetTopicOptions, plans.CreateView,
         ),
         Capability.DEFINE,
     ),
     **dict.fromkeys(
         (
             plans.DropNamespace, plans.DropColumn, plans.DropTable, plans.Truncate, plans.DropIndex, plans.DropTopic,
-            plans.ClearTopic, plans.DropSource,
+            plans.ClearTopic, plans.DropSource, plans.DropView,
         ),
         Capability.DEFINE_DROP,
     ),

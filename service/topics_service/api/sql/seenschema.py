@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from topics_service.api.access.auth import Principal
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables.errors import sql_error
-from topics_service.engine.tables.model import Index, Namespace, Route, Table, TableName
+from topics_service.engine.tables.model import Index, Namespace, Route, Table, TableName, View
 from topics_service.engine.tables.schema import Schema, TopicName
 from topics_service.engine.tables.types import Type
 
@@ -43,6 +43,11 @@ class SeenSchema:
         """See Schema."""
         self._check(str(name))
         return self._schema.table(name)
+
+    def view(self, name: TableName) -> View | None:
+        """See Schema."""
+        self._check(str(name))
+        return self._schema.view(name)
 
     def index(self, name: TableName) -> tuple[Table, Index] | None:
         """See Schema. An index is allowed if its table is."""

@@ -15,7 +15,16 @@ from msgspec import Struct
 from topics_service.api.access.auth import Principal
 from topics_service.api.sql import pointread
 from topics_service.api.sql.executor import Run, SqlApi
-from topics_service.api.sql.outcomes import ACKNOWLEDGED, MESSAGE, PLAN, message_of, outputs_of, placed
+from topics_service.api.sql.outcomes import (
+    ACKNOWLEDGED,
+    MESSAGE,
+    PLAN,
+    lost,
+    message_of,
+    outputs_of,
+    placed,
+    topics_of,
+)
 from topics_service.api.sql.plancache import MAX_TEXT
 from topics_service.api.sql.pointread import PointRead
 from topics_service.api.sql.requests import ResultColumn, SqlRequest, SqlResult
@@ -24,6 +33,7 @@ from topics_service.engine.tables import plans
 from topics_service.engine.tables.errors import sql_error
 from topics_service.engine.tables.model import DEFAULT_NAMESPACE
 from topics_service.engine.tables.optimistic import OptimisticTransaction
+from topics_service.engine.tables.outcomes import TopicGap
 from topics_service.engine.tables.types import Type, Value
 
 T = TypeVar("T")
@@ -64,6 +74,10 @@ class Rest(Protocol):
         """The next page; an empty one is the end."""
         ...
 
+    def notice(self) -> str:
+        """What the pages since the last call have found that a caller should know; empty for nothing."""
+        ...
+
     def close(self) -> None:
         """Let go of the rows. Idempotent."""
         ...
@@ -72,9 +86,16 @@ class Rest(Protocol):
 class Pages:
     """The rows of a query behind the first page. They are of one moment, which the store keeps until `close`."""
 
-    def __init__(self, statement: "_Statement", rows: Generator[Any, None, None]) -> None:
+    def __init__(self, statement: "_Statement", rows: Generator[Any, None, None], gaps: list[TopicGap]) -> None:
         self._statement = statement
         self._rows = rows
+        self._gaps = gaps
+        self._told = len(gaps)
+
+    def notice(self) -> str:
+        """See Rest."""
+        told, self._told = self._told, len(self._gaps)
+        return lost(self._gaps[told:])
 
     async def next(self) -> list[Sequence[Value]]:
         """The next page; an empty one is the end. Raises `query_timeout` and the errors of expressions."""
@@ -318,12 +339,17 @@ class _Statement(Run):
 
     async def _select(self, action: plans.Query, parameters: Sequence[Value]) -> SqlResult:
         if not self._is_paged or self._transaction is not None or isinstance(action, plans.Analysis):
-            return await super()._select(action, parameters)
-        system = self._api.system.seen_by(self._principal)
-        steps = cast("Generator[Any, None, None]", self._api.tables.rows(action, parameters, system))
+            result = await super()._select(action, parameters)
+            self._notice = lost(result.gaps)
+            return result
+        system, gaps = self._api.system.seen_by(self._principal), list[TopicGap]()
+        steps = cast("Generator[Any, None, None]", self._api.tables.rows(action, parameters, system, gaps))
         rows = await self.page(steps)
+        for topic in topics_of(action):
+            await self._api.settle_expiry(topic)
+        self._notice = lost(gaps)
         if self._has_more:
-            self._pages = Pages(self, steps)
+            self._pages = Pages(self, steps, gaps)
         return SqlResult(columns=outputs_of(action.outputs), rows=rows, row_count=len(rows))
 
     async def page(self, steps: Generator[Any, None, None]) -> list[Sequence[Value]]:

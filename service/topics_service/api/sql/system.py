@@ -91,6 +91,12 @@ class SystemTables:
                     index.unique, index.constraint, index.state.value,
                 )  # fmt: skip
 
+    def _views(self, principal: Principal) -> Iterator[Row]:
+        for view in sorted(self._engine.tables.schema.views.values(), key=lambda each: (each.namespace, each.name)):
+            if principal.allows_name(view.view_id):
+                columns = _json([name for name, _ in view.columns])
+                yield view.namespace, view.name, columns, view.text, view.created_ms * 1000
+
     def _checks(self, principal: Principal) -> Iterator[Row]:
         for table in self._allowed(principal):
             for check in table.checks:
@@ -183,6 +189,7 @@ _MAKERS: Final[dict[str, Callable[[SystemTables, Principal], Iterator[Row]]]] = 
     "tables": SystemTables._tables,
     "columns": SystemTables._columns,
     "indexes": SystemTables._indexes,
+    "views": SystemTables._views,
     "checks": SystemTables._checks,
     "topics": SystemTables._topics,
     "topic_routes": SystemTables._topic_routes,

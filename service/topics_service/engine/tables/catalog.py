@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 from msgspec import structs
 
-from topics_service.engine.tables.model import DEFAULT_NAMESPACE, Index, Namespace, Route, Table, TableName
+from topics_service.engine.tables.model import DEFAULT_NAMESPACE, Index, Namespace, Route, Table, TableName, View
 from topics_service.engine.tables.schema import TopicName
 from topics_service.engine.tables.system_schema import SYSTEM_TABLES
 from topics_service.engine.transaction import Transaction
@@ -22,6 +22,8 @@ NAMESPACE_ROWS: Final = b"namespace\x00"
 """The kind of definition of namespaces, in `Family.TABLES`; then the name."""
 TABLE_ROWS: Final = b"table\x00"
 """The kind of definition of tables, with their schema versions, checks and indexes; then the table number."""
+VIEW_ROWS: Final = b"view\x00"
+"""The kind of definition of views; then the namespace, NUL and the name."""
 USER_ROWS: Final = b"user\x00"
 """The kind of definition of users."""
 NEXT_TABLE: Final = b"next_table"
@@ -33,6 +35,7 @@ _DURABLE: Final = 0  # what the writer knows the catalog by: logs have positive 
 encode = msgspec.msgpack.Encoder().encode
 decode_namespace = msgspec.msgpack.Decoder(Namespace).decode
 decode_table = msgspec.msgpack.Decoder(Table).decode
+decode_view = msgspec.msgpack.Decoder(View).decode
 
 T = TypeVar("T")
 
@@ -99,6 +102,7 @@ class CatalogView:
         self.topics = topics
         self.namespaces: dict[str, Namespace] = {DEFAULT_NAMESPACE: Namespace(DEFAULT_NAMESPACE)}
         self.tables: dict[int, Table] = {}
+        self.views: dict[TableName, View] = {}
         self._by_name: dict[TableName, Table] = {}
         self._indexes: dict[TableName, tuple[Table, Index]] = {}
 
@@ -109,6 +113,10 @@ class CatalogView:
     def table(self, name: TableName) -> Table | None:
         """See Schema."""
         return self._by_name.get(name)
+
+    def view(self, name: TableName) -> View | None:
+        """See Schema."""
+        return self.views.get(name)
 
     def index(self, name: TableName) -> tuple[Table, Index] | None:
         """See Schema."""
@@ -131,6 +139,7 @@ class CatalogView:
         copy = CatalogView(self.topics)
         copy.namespaces = dict(self.namespaces)
         copy.tables = dict(self.tables)
+        copy.views = dict(self.views)
         copy._by_name = dict(self._by_name)
         copy._indexes = dict(self._indexes)
         return copy
@@ -173,6 +182,9 @@ class Catalog:
             found.namespaces[namespace.name] = namespace
         for key, value in store.scan(Family.TABLES, *keys.prefix_range(TABLE_ROWS)):
             found.put(_read(key, value, decode_table))
+        for key, value in store.scan(Family.TABLES, *keys.prefix_range(VIEW_ROWS)):
+            view = _read(key, value, decode_view)
+            found.views[TableName(view.namespace, view.name)] = view
         row = store.get(Family.META, NEXT_TABLE)
         self.next_table = max(1 if row is None else keys.read_u64(row), max(found.tables, default=0) + 1)
         found.version = next(self._versions)
@@ -265,6 +277,17 @@ class Edit:
         self._changed.add(number)
         self._batch.delete(Family.TABLES, TABLE_ROWS + keys.u64(number))
 
+    def put_view(self, view: View) -> None:
+        """Add or change a view."""
+        name = TableName(view.namespace, view.name)
+        self.tables.views[name] = view
+        self._batch.put(Family.TABLES, view_key(name), _VERSION + encode(view))
+
+    def drop_view(self, name: TableName) -> None:
+        """Remove a view."""
+        del self.tables.views[name]
+        self._batch.delete(Family.TABLES, view_key(name))
+
     def publish(self, ticket: int) -> int:
         """See Change."""
         assert self._catalog.state is self._base, "one change of the catalog at a time"
@@ -273,6 +296,11 @@ class Edit:
 
     def undo(self) -> None:
         """See Change."""
+
+
+def view_key(name: TableName) -> bytes:
+    """The key of a view's row."""
+    return VIEW_ROWS + name.namespace.encode() + b"\x00" + name.name.encode()
 
 
 def _read(key: bytes, value: bytes, decode: Callable[[bytes], T]) -> T:

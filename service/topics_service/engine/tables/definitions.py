@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from msgspec import structs
 
 from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.tables import keycode, plans, references
+from topics_service.engine.tables import keycode, plans, references, views
 from topics_service.engine.tables.errors import invalid_value, sql_error
 from topics_service.engine.tables.expressions import Literal
 from topics_service.engine.tables.functions import Environment
@@ -102,17 +102,20 @@ class Definitions:
         if name == DEFAULT_NAMESPACE:
             raise sql_error(Reason.DEPENDENT_OBJECTS, f'namespace "{name}" is always there', namespace=name)
         tables = state.in_namespace(name)
-        names = [*sorted(table.table_id for table in tables), *state.topics.in_namespace(name, _DEPENDENTS)][
-            :_DEPENDENTS
-        ]
+        shown = views.in_namespace(state, name)
+        names = [*sorted(table.table_id for table in tables), *sorted(map(str, shown))]
+        names = [*names, *state.topics.in_namespace(name, _DEPENDENTS)][:_DEPENDENTS]
         if names and not definition.cascade:
-            message = f'namespace "{name}" has tables or topics: {", ".join(names[:5])}; drop them, or use CASCADE'
+            message = (
+                f'namespace "{name}" has tables, views or topics: {", ".join(names[:5])}; drop them, or use CASCADE'
+            )
             raise sql_error(Reason.DEPENDENT_OBJECTS, message, namespace=name, dependents=names)
         with Transaction(self._tables.writer) as tx:
             edit = self._catalog.edit(tx)
             for table in tables:
                 self._remove(tx, table)
                 edit.drop_table(table.number)
+            views.drop_all(edit, shown)
             edit.drop_namespace(name)
             return tx.commit()
 
@@ -174,9 +177,13 @@ class Definitions:
         routes = self._catalog.state.routes(table.number)
         if routes and not definition.cascade:
             raise self._has_routes(table, routes, "drop them, or use CASCADE")
+        if not definition.cascade:
+            views.check_table(self._catalog.state, table, f"table {table.table_id}")
         with Transaction(self._tables.writer) as tx:
             self._remove(tx, table)
-            self._catalog.edit(tx).drop_table(table.number)
+            edit = self._catalog.edit(tx)
+            views.drop_all(edit, views.of_table(self._catalog.state, table))
+            edit.drop_table(table.number)
             return tx.commit()
 
     def truncate(self, definition: plans.Truncate) -> int:
@@ -198,6 +205,7 @@ class Definitions:
         table = self._today(definition.table)
         _check_name(definition.name, "table")
         self._check_free(table.namespace, definition.name)
+        views.check_table(self._catalog.state, table, f"table {table.table_id}")
         return self._put(structs.replace(table, name=definition.name))
 
     def set_options(self, definition: plans.SetTableOptions) -> int:
@@ -249,6 +257,9 @@ class Definitions:
             raise sql_error(
                 Reason.DEPENDENT_OBJECTS, message, table=table.table_id, column=column.name, dependents=dependents
             )
+        if not definition.cascade:
+            views.check_table(self._catalog.state, table, f'column "{column.name}"', column.id)
+        shown = views.of_table(self._catalog.state, table, column.id)
         made = self._versioned(
             structs.replace(
                 table,
@@ -261,7 +272,9 @@ class Definitions:
             for index in indexes:
                 stage_removal(self._tables, tx, table, index)
             self._remove_routes(tx, routes)
-            self._catalog.edit(tx).put_table(made)
+            edit = self._catalog.edit(tx)
+            views.drop_all(edit, shown)
+            edit.put_table(made)
             return tx.commit()
 
     def rename_column(self, definition: plans.RenameColumn) -> int:
@@ -271,6 +284,7 @@ class Definitions:
         _check_name(definition.name, "column")
         if any(each.name == definition.name for each in table.columns):
             raise _column_exists(table, definition.name)
+        views.check_table(self._catalog.state, table, f'column "{column.name}"', column.id)
         return self._put(_with_column(table, structs.replace(column, name=definition.name)))
 
     def change_type(self, definition: plans.ChangeType) -> int:
@@ -290,6 +304,7 @@ class Definitions:
             raise sql_error(
                 Reason.DEPENDENT_OBJECTS, message, table=table.table_id, column=column.name, dependents=readers
             )
+        views.check_table(self._catalog.state, table, f'column "{column.name}"', column.id)
         return self._put(_with_column(table, structs.replace(column, type=definition.type)))
 
     def set_default(self, definition: plans.SetDefault) -> int:
@@ -299,6 +314,32 @@ class Definitions:
         made = _with_column(table, structs.replace(column, default=definition.default, default_text=definition.text))
         self._check_compiles(made)
         return self._put(made)
+
+    # -------------------------------------------------------------------- views
+
+    def create_view(self, definition: plans.CreateView) -> int:
+        """CREATE VIEW; its namespace is made with it."""
+        view, state = definition.view, self._catalog.state
+        _check_name(view.name, "view")
+        for name, _ in view.columns:
+            _check_name(name, "column")
+        namespace = state.namespace(view.namespace)
+        if namespace is None:
+            _check_namespace(view.namespace)
+        view = views.created(state, definition, self._now, lambda: self._check_free(view.namespace, view.name))
+        with Transaction(self._tables.writer) as tx:
+            edit = self._catalog.edit(tx)
+            if namespace is None:
+                edit.put_namespace(Namespace(view.namespace, created_ms=self._now))
+            edit.put_view(view)
+            return tx.commit()
+
+    def drop_view(self, definition: plans.DropView) -> int:
+        """DROP VIEW, with CASCADE the views over it too."""
+        names = views.dropped(self._catalog.state, definition)
+        with Transaction(self._tables.writer) as tx:
+            views.drop_all(self._catalog.edit(tx), names)
+            return tx.commit()
 
     # ------------------------------------------------------------------ indexes
 
@@ -375,6 +416,8 @@ class Definitions:
             raise sql_error(Reason.ALREADY_EXISTS, f"table {full} exists", table=str(full))
         if self._catalog.state.index(full) is not None:
             raise sql_error(Reason.ALREADY_EXISTS, f"index {full} exists", index=str(full))
+        if self._catalog.state.view(full) is not None:
+            raise sql_error(Reason.ALREADY_EXISTS, f"view {full} exists", view=str(full))
 
     def _is_empty(self, table: Table) -> bool:
         rows = self._tables.writer.store.scan(Family.ROWS, *keys.prefix_range(keys.u64(table.number)))
@@ -472,6 +515,8 @@ _RUN: Final[dict[type, Callable[[Definitions, Any], int]]] = {
     plans.RenameColumn: Definitions.rename_column,
     plans.ChangeType: Definitions.change_type,
     plans.SetDefault: Definitions.set_default,
+    plans.CreateView: Definitions.create_view,
+    plans.DropView: Definitions.drop_view,
     plans.CreateIndex: Definitions.create_index,
     plans.DropIndex: Definitions.drop_index,
 }

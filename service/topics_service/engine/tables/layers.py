@@ -2,7 +2,7 @@
 changes that are not durable yet."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from topics_service.storage.store import Family, Reader
@@ -35,7 +35,7 @@ class KeyOrder:
 
     __slots__ = ("_of", "_size", "_sorted")
 
-    def __init__(self, of: dict[bytes, bytes | None]) -> None:
+    def __init__(self, of: Mapping[bytes, bytes | None]) -> None:
         self._of = of
         self._sorted: list[bytes] = []
         self._size = 0

@@ -129,6 +129,31 @@ class Route(Struct, frozen=True, omit_defaults=True):
     tombstones: bool = False
 
 
+class View(Struct, frozen=True, omit_defaults=True):
+    """A query under a name. `text` is read again where the view is named; names in it without a namespace are those of
+    `reading_namespace`, the namespace of the statement that made it.
+
+    `columns` are the names that it shows, each with the name in the query: columns that a table gets later are not
+    among them. `reads` are the columns of tables that it reads, by their ids.
+    """
+
+    namespace: str
+    name: str
+    text: str
+    reading_namespace: str
+    columns: tuple[tuple[str, str], ...]
+    tables: tuple[TableName, ...] = ()
+    reads: tuple[tuple[TableName, int], ...] = ()
+    views: tuple[TableName, ...] = ()
+    topics: tuple[str, ...] = ()
+    created_ms: int = 0
+
+    @property
+    def view_id(self) -> str:
+        """The name with its namespace."""
+        return f"{self.namespace}.{self.name}"
+
+
 class Alias(Struct, frozen=True):
     """Another name of a topic in SQL, consume and ack (D20)."""
 

@@ -14,11 +14,23 @@ _VALUE_BYTES: Final = 16
 _LONG: Final = (Kind.TEXT, Kind.BYTES, Kind.JSON)
 
 
+class TopicGap(NamedTuple):
+    """Seqs of a partition, both included, that were lost; `reason` is that of the tombstones of `/v0`."""
+
+    topic: str
+    partition: int
+    from_seq: int
+    to_seq: int
+    reason: str
+
+
 class Outcome(NamedTuple):
     """The rows of a statement, and how many rows it read or changed."""
 
     rows: Sequence[Sequence[Value]]
     row_count: int
+    gaps: Sequence[TopicGap] = ()
+    """Records that a query of a topic would have read, had they not been lost."""
 
 
 class Result:

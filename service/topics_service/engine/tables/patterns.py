@@ -31,6 +31,12 @@ def matcher(pattern: str, escape: str = "\\", ignore_case: bool = False) -> Matc
     return _by_expression(parts, ignore_case)
 
 
+def prefix_of(pattern: str, escape: str = "\\") -> str:
+    """The text that every match of a LIKE begins with. Raises as `matcher`."""
+    parts = _parts(pattern, escape)
+    return parts[0] if parts and isinstance(parts[0], str) else ""
+
+
 def _parts(pattern: str, escape: str) -> list[Any]:
     """Runs of plain text, `_ANY` for % and `_ONE` for _."""
     parts: list[Any] = []

@@ -10,8 +10,8 @@ from typing import Literal as OneOf
 from msgspec import Struct
 
 from topics_service.engine.model import ConfigInput
-from topics_service.engine.tables.expressions import Expression
-from topics_service.engine.tables.model import ColumnSchema, Index, Op, Route, Table
+from topics_service.engine.tables.expressions import Expression, Like
+from topics_service.engine.tables.model import ColumnSchema, Index, Op, Route, Table, TableName, View
 from topics_service.engine.tables.types import Type
 
 if TYPE_CHECKING:  # it imports this
@@ -60,6 +60,36 @@ class SystemSource(Struct, frozen=True):
     name: str
 
 
+class TopicFact(Struct, frozen=True):
+    """A column of a topic and a value that it is compared with: `op` is `=`, `in` (several values), `<`, `<=`, `>` or
+    `>=`."""
+
+    column: int
+    op: str
+    values: tuple[Expression, ...]
+
+
+class TopicScan(Struct, frozen=True, omit_defaults=True):
+    """Records of a topic that all of `facts` leave to read; `like` is a pattern that their tags match.
+
+    They come by partition and seq; with `order`, columns among `partition`, `seq`, `offset` and `ts`, by these;
+    `reverse`: in the opposite order. `columns` are those that are used: others are not read, and NULL.
+    """
+
+    facts: tuple[TopicFact, ...] = ()
+    like: Like | None = None
+    order: tuple[int, ...] = ()
+    reverse: bool = False
+    columns: tuple[int, ...] = ()
+
+
+class TopicSource(Struct, frozen=True):
+    """Records of a topic. The id of a column is its place in `topic_columns.TOPIC_COLUMNS`."""
+
+    topic: str
+    scan: TopicScan
+
+
 class Join(Struct, frozen=True):
     """Pairs of rows of two system tables whose values are equal; ids of the right columns follow the left ones."""
 
@@ -94,7 +124,7 @@ class Select(Struct, frozen=True, omit_defaults=True):
     the number of rows instead; then there is one output.
     """
 
-    source: TableSource | SystemSource | Join | None
+    source: TableSource | SystemSource | TopicSource | Join | None
     outputs: tuple[Output, ...]
     filter: Expression | None = None
     order: tuple[Order, ...] = ()
@@ -114,6 +144,8 @@ class Analysis(Struct, frozen=True):
     tables: tuple[Table, ...]
     system: tuple[str, ...]
     why: str
+    topics: tuple[TopicSource, ...] = ()
+    """Each time that the query names one: `relations.TopicRows` refer to them by their places."""
     read: tuple[int, ...] = ()
     """Of a query that finds the rows of a change: the tables that it reads beside them, by their numbers."""
 
@@ -241,6 +273,18 @@ class DropTable(Struct, frozen=True):
 
 class Truncate(Struct, frozen=True):
     table: Table
+
+
+class CreateView(Struct, frozen=True):
+    """`created_ms` of `view` is still 0. `replace`: in place of the view of this name, if there is one."""
+
+    view: View
+    replace: bool = False
+
+
+class DropView(Struct, frozen=True):
+    name: TableName
+    cascade: bool = False
 
 
 class CreateIndex(Struct, frozen=True):
@@ -386,7 +430,7 @@ Change = Insert | Update | Delete
 Definition = Union[  # noqa: UP007 - a long list
     CreateNamespace, DropNamespace, CreateTable, AddColumn, DropColumn, RenameColumn, ChangeType, SetDefault,
     RenameTable, SetTableOptions, DropTable, Truncate, CreateIndex, DropIndex, CreateTopic, DropTopic, ClearTopic,
-    AddSource, DropSource, SetAlias, SetTopicOptions,
+    AddSource, DropSource, SetAlias, SetTopicOptions, CreateView, DropView,
 ]  # fmt: skip
 Action = Union[  # noqa: UP007 - a long list
     Query, Change, Definition, Consume, Ack, CreateUser, AlterUser, DropUser, Begin, Commit, Rollback, Savepoint,

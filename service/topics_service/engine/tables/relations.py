@@ -52,6 +52,14 @@ class SystemRows(Struct, frozen=True):
     columns: Places
 
 
+class TopicRows(Struct, frozen=True):
+    """Records of a topic: pairs of a number and a place in `TOPIC_COLUMNS`. `source` is its place in `Analysis.topics`,
+    which tells what of them is read."""
+
+    source: int
+    columns: Places
+
+
 class NamedRows(Struct, frozen=True):
     """Rows of a query of WITH: pairs of a number and the number in that query."""
 
@@ -84,7 +92,9 @@ class JoinedRows(Struct, frozen=True):
     merged: tuple[Made, ...] = ()
 
 
-Rows = Union[TableRows, SystemRows, NamedRows, NestedRows, SeriesRows, JoinedRows]  # noqa: UP007 - it refers to itself
+Rows = Union[  # noqa: UP007 - it refers to itself
+    TableRows, SystemRows, TopicRows, NamedRows, NestedRows, SeriesRows, JoinedRows
+]
 
 
 class Frame(Struct, frozen=True):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from topics_service.engine.tables.model import Index, Namespace, Route, Table, TableName
+from topics_service.engine.tables.model import Index, Namespace, Route, Table, TableName, View
 from topics_service.engine.tables.types import Type
 
 
@@ -34,6 +34,10 @@ class Schema(Protocol):
 
     def table(self, name: TableName) -> Table | None:
         """Find a table."""
+        ...
+
+    def view(self, name: TableName) -> View | None:
+        """Find a view."""
         ...
 
     def index(self, name: TableName) -> tuple[Table, Index] | None:

@@ -10,9 +10,10 @@ from topics_service.engine.tables.errors import invalid_value, sql_error
 from topics_service.engine.tables.expressions import Expression
 from topics_service.engine.tables.functions import Environment
 from topics_service.engine.tables.model import Table
-from topics_service.engine.tables.outcomes import MAX_ROWS, Outcome, Result, too_large
+from topics_service.engine.tables.outcomes import MAX_ROWS, Outcome, Result, TopicGap, too_large
 from topics_service.engine.tables.runtime import TableRuntime
 from topics_service.engine.tables.system_schema import SYSTEM_TABLES
+from topics_service.engine.tables.topic_reads import TopicReads, TopicScanner
 from topics_service.engine.tables.types import Value
 from topics_service.storage.store import Reader
 
@@ -41,6 +42,7 @@ class SelectStatement:
         action: plans.Select,
         runtime: TableRuntime | None,
         environment: Environment,
+        topics: TopicReads | None = None,
     ) -> None:
         self.is_point = False
         self._outputs = action.outputs
@@ -60,6 +62,9 @@ class SelectStatement:
             decode = not action.count or action.filter is not None
             self._open = scanning.compiled(runtime, action.source.access, decode=decode)
             self.is_point = scanning.is_point(action.source.access)
+        elif isinstance(action.source, plans.TopicSource):
+            self._scanner = TopicScanner(action.source, environment)
+        self._topics = topics
         self._matches = (
             None if action.filter is None else compilation.compile_filter(action.filter, places, environment)
         )
@@ -72,13 +77,13 @@ class SelectStatement:
 
     def run(self, readers: Readers, parameters: Sequence[Value], system: SystemRows = no_system_rows) -> Steps:
         """Run the query in slices. Raises `result_too_large` for more than 10,000 rows or 16 MiB."""
-        result = Result(self._outputs)
-        for row in self.rows(readers, parameters, system, cap=MAX_ROWS):
+        result, gaps = Result(self._outputs), list[TopicGap]()
+        for row in self.rows(readers, parameters, system, cap=MAX_ROWS, gaps=gaps):
             if row is None:
                 yield
             else:
                 result.add(row)
-        return Outcome(result.rows, len(result.rows))
+        return Outcome(result.rows, len(result.rows), gaps)
 
     def rows(
         self,
@@ -86,16 +91,36 @@ class SelectStatement:
         parameters: Sequence[Value],
         system: SystemRows = no_system_rows,
         cap: int | None = None,
+        gaps: list[TopicGap] | None = None,
     ) -> Iterator[Sequence[Value] | None]:
-        """The rows of the result, and None where others should have a turn; at most `cap` of them are sorted."""
+        """The rows of the result, and None where others should have a turn; at most `cap` of them are sorted.
+
+        `gaps` gets what a topic has lost of what is read.
+        """
         limit = number_of(self._limit, parameters, "LIMIT")
         offset = number_of(self._offset, parameters, "OFFSET") or 0
         if limit == 0:
             return
+        if isinstance(self._source, plans.TopicSource):
+            yield from self._of_topic(parameters, limit, offset, cap, [] if gaps is None else gaps)
+            return
         if self._count:
             yield from self._counted(self._passing(readers, parameters, system), offset)
             return
-        rows = self._projected(self._passing(readers, parameters, system), parameters)
+        yield from self._results(self._passing(readers, parameters, system), parameters, limit, offset, cap)
+
+    # ---------------------------------------------------------------- internals
+
+    def _results(
+        self,
+        passing: Iterator[Sequence[Value] | None],
+        parameters: Sequence[Value],
+        limit: int | None,
+        offset: int,
+        cap: int | None,
+    ) -> Iterator[Sequence[Value] | None]:
+        """The rows of the result, from those that pass the filter."""
+        rows = self._projected(passing, parameters)
         if self._keys is not None:
             last = None if limit is None else offset + limit
             rows = self._sorted(rows, cap, last)
@@ -111,7 +136,32 @@ class SelectStatement:
                     if not limit:
                         return
 
-    # ---------------------------------------------------------------- internals
+    def _of_topic(
+        self, parameters: Sequence[Value], limit: int | None, offset: int, cap: int | None, gaps: list[TopicGap]
+    ) -> Iterator[Sequence[Value] | None]:
+        """As `rows`, of the records of a topic."""
+        topics, scanner, matches = self._topics, self._scanner, self._matches
+        assert topics is not None, "the engine has topics"
+        yield from topics.prepare(scanner.topic)
+        moment = topics.moment(scanner.topic)
+        try:
+            if self._count and matches is None:
+                total = 0
+                for number in scanner.count(moment, parameters, gaps):
+                    if number is None:
+                        yield None
+                    else:
+                        total += number
+                if not offset:
+                    yield (total,)
+                return
+            passing = _filtered(scanner.rows(moment, parameters, gaps), matches, parameters)
+            if self._count:
+                yield from self._counted(passing, offset)
+            else:
+                yield from self._results(passing, parameters, limit, offset, cap)
+        finally:
+            moment.close()
 
     def _passing(
         self, readers: Readers, parameters: Sequence[Value], system: SystemRows
@@ -202,6 +252,22 @@ class SelectStatement:
                 count += 1
         if not offset:
             yield (count,)
+
+
+def _filtered(
+    rows: Iterator[Sequence[Value] | None], matches: compilation.Filter | None, parameters: Sequence[Value]
+) -> Iterator[Sequence[Value] | None]:
+    """The rows that pass a filter, and None at each turn of the rows and after some of them."""
+    examined = 0
+    for row in rows:
+        if row is None:
+            yield None
+            continue
+        examined += 1
+        if not examined % ROWS_A_SLICE:
+            yield None
+        if matches is None or matches(row, None, parameters):
+            yield row
 
 
 class InTransaction:

@@ -7,6 +7,7 @@ from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables.errors import sql_error
 from topics_service.engine.tables.layers import ABSENT, Absent, KeyOrder
 from topics_service.engine.tables.runtime import IndexRuntime, Row, TableRuntime, key_length, key_of_entry
+from topics_service.engine.tables.spread import Spread
 from topics_service.storage import keys
 from topics_service.storage.store import Family, Store
 
@@ -14,7 +15,10 @@ MAX_BYTES: Final = 256 << 20
 """The bytes of rows and index entries that a transaction may change."""
 _ROW_BYTES: Final = 64
 
-Changes = dict[bytes, bytes | None]
+_LARGE: Final = 1 << 20
+"""The bytes from which changes are spread over many dictionaries."""
+
+Changes = dict[bytes, bytes | None] | Spread
 
 
 class Clash(NamedTuple):
@@ -40,7 +44,7 @@ class Staged:
     `rows_before` and `entries_before` have the values there."""
 
     __slots__ = (
-        "_get", "_holders", "_orders", "_store", "entries", "entries_before", "nbytes", "rows",
+        "_get", "_holders", "_limit", "_orders", "_store", "entries", "entries_before", "nbytes", "rows",
         "rows_before",
     )  # fmt: skip
 
@@ -53,6 +57,7 @@ class Staged:
         self.entries_before: Changes = {}
         self._holders: Changes = {}
         self.nbytes = 0
+        self._limit = min(_LARGE, MAX_BYTES)
         self._orders: dict[Family, KeyOrder] = {}
 
     # ------------------------------------------------------------------- reading
@@ -109,8 +114,8 @@ class Staged:
                 size += _ROW_BYTES + len(head)
         self.rows[key] = stored
         self.nbytes += size
-        if self.nbytes > MAX_BYTES:
-            raise self._too_large()
+        if self.nbytes > self._limit:
+            self._grown()
         return None
 
     def _clash(self, runtime: TableRuntime, heads: Sequence[bytes], row: Row, key: bytes) -> Clash | None:
@@ -165,8 +170,18 @@ class Staged:
 
     def _count(self, size: int) -> None:
         self.nbytes += size
+        if self.nbytes > self._limit:
+            self._grown()
+
+    def _grown(self) -> None:
+        """Spread the changes once there are many. Raises `result_too_large` for too many."""
         if self.nbytes > MAX_BYTES:
             raise self._too_large()
+        self._limit = MAX_BYTES
+        self.rows, self.entries = Spread(self.rows), Spread(self.entries)
+        self.rows_before, self.entries_before = Spread(self.rows_before), Spread(self.entries_before)
+        self._holders = Spread(self._holders)
+        self._orders.clear()
 
     def _too_large(self) -> TopicsError:
         message = f"a transaction changes at most {MAX_BYTES} bytes of rows and index entries"
@@ -186,4 +201,5 @@ class Staged:
         self.rows, self.entries = mark.rows.copy(), mark.entries.copy()
         self.rows_before, self.entries_before = mark.rows_before.copy(), mark.entries_before.copy()
         self._holders, self.nbytes = mark.holders.copy(), mark.nbytes
+        self._limit = MAX_BYTES if isinstance(self.rows, Spread) else min(_LARGE, MAX_BYTES)
         self._orders.clear()

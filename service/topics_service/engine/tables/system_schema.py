@@ -19,6 +19,7 @@ SYSTEM_TABLES: Final[Mapping[str, tuple[tuple[str, Type], ...]]] = {
         ("namespace", TEXT), ("table_name", TEXT), ("name", TEXT), ("columns", JSON), ("is_unique", BOOLEAN),
         ("is_constraint", BOOLEAN), ("state", TEXT),
     ),
+    "views": (("namespace", TEXT), ("name", TEXT), ("columns", JSON), ("definition", TEXT), ("created_at", TIMESTAMP)),
     "checks": (("namespace", TEXT), ("table_name", TEXT), ("name", TEXT), ("expression", TEXT)),
     "topics": (
         ("topic_id", TEXT), ("name", TEXT), ("alias", TEXT), ("partitions", INTEGER),

@@ -18,11 +18,12 @@ from topics_service.engine.tables.indexing import Builds
 from topics_service.engine.tables.layers import LayeredReader
 from topics_service.engine.tables.model import Namespace, Table, TableName
 from topics_service.engine.tables.optimistic import OptimisticTransaction
-from topics_service.engine.tables.outcomes import MAX_ROWS, Outcome
+from topics_service.engine.tables.outcomes import MAX_ROWS, Outcome, TopicGap
 from topics_service.engine.tables.pending import Pending
 from topics_service.engine.tables.removal import Removals
 from topics_service.engine.tables.runtime import DAMAGE, TableRuntime, unreadable
 from topics_service.engine.tables.selection import InTransaction, Readers, SelectStatement, SystemRows, no_system_rows
+from topics_service.engine.tables.topic_reads import TopicReads
 from topics_service.engine.tables.transaction import Events, NoEvents, TableTransaction
 from topics_service.engine.tables.types import Value
 from topics_service.engine.transaction import Transaction
@@ -95,6 +96,8 @@ class Tables:
         self.catalog.on_changed.append(self._forget)
         self.pending = Pending(writer)
         self.routing: Collector | None = None
+        self.topics: TopicReads | None = None
+        """Reads topics as tables; the engine sets it."""
         self.on_rows: Callable[[Iterable[int], Mapping[bytes, bytes | None]], None] | None = None
         """Called after each commit with the tables that it touched and the rows that it changed, by their keys."""
         self.builds = Builds(self)
@@ -180,11 +183,18 @@ class Tables:
         return self.at(self.clock.now_ms() * 1000, query.run(self._visible(query), parameters, system_rows))
 
     def rows(
-        self, action: plans.Select, parameters: Sequence[Value] = (), system_rows: SystemRows = no_system_rows
+        self,
+        action: plans.Select,
+        parameters: Sequence[Value] = (),
+        system_rows: SystemRows = no_system_rows,
+        gaps: list[TopicGap] | None = None,
     ) -> Iterator[Sequence[Value] | None]:
-        """The rows of a query one by one, and None where others should have a turn. Otherwise as `select`."""
+        """The rows of a query one by one, and None where others should have a turn. Otherwise as `select`.
+
+        `gaps` gets what a topic has lost of what is read.
+        """
         query, now_us = self._query(action), self.clock.now_ms() * 1000
-        rows = query.rows(self._visible(query), parameters, system_rows, cap=MAX_ROWS)
+        rows = query.rows(self._visible(query), parameters, system_rows, MAX_ROWS, gaps)
         while True:
             self._now_us = now_us
             try:
@@ -321,7 +331,7 @@ class Tables:
     def _select(self, action: plans.Select) -> SelectStatement:
         source = action.source
         runtime = self._for_reading(source) if isinstance(source, plans.TableSource) else None
-        return SelectStatement(action, runtime, self.environment)
+        return SelectStatement(action, runtime, self.environment, self.topics)
 
     def _rerouted(self, numbers: Iterable[int]) -> None:
         for number in numbers:
@@ -338,7 +348,10 @@ def _is_small(action: plans.Select | plans.Change) -> bool:
     """Return whether a plan takes so little memory that many may be kept."""
     if isinstance(action, plans.Insert):
         return len(action.rows) * len(action.columns) <= _SMALL and (action.select is None or _is_small(action.select))
-    access = action.access if not isinstance(action, plans.Select) else getattr(action.source, "access", None)
+    source = action.source if isinstance(action, plans.Select) else None
+    if isinstance(source, plans.TopicSource) and sum(len(fact.values) for fact in source.scan.facts) > _SMALL:
+        return False
+    access = action.access if not isinstance(action, plans.Select) else getattr(source, "access", None)
     if isinstance(access, plans.Lookup) and len(access.keys) > _SMALL:
         return False
     return action.filter is None or len(list(islice(references.nodes(action.filter), _SMALL))) < _SMALL

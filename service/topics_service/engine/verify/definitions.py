@@ -7,7 +7,7 @@ from typing import Any, Final
 from topics_service.engine.tables import catalog, compilation, references, topic_catalog
 from topics_service.engine.tables.indexing import BUILD_ROWS
 from topics_service.engine.tables.messages import LAST_ID
-from topics_service.engine.tables.model import DEFAULT_NAMESPACE, IndexState, Namespace, Route, Table, TableName
+from topics_service.engine.tables.model import DEFAULT_NAMESPACE, IndexState, Namespace, Route, Table, TableName, View
 from topics_service.engine.tables.removal import REMOVED_ROWS
 from topics_service.engine.tables.runtime import TableRuntime
 from topics_service.engine.tables.scalars import Environment
@@ -50,6 +50,7 @@ class Definitions:
         self._each(rows, catalog.TABLE_ROWS, "table", self._table)
         self._each(rows, topic_catalog.ROUTE_ROWS, "route", lambda key, value: self._route(key, value, known))
         self._each(rows, topic_catalog.COUNT_ROWS, "counter", self._counts)
+        self._each(rows, catalog.VIEW_ROWS, "view", self._view)
         self._each(rows, topic_catalog.ALIAS_ROWS, "alias", lambda key, value: self._alias(key, value, known))
         self._each(rows, BUILD_ROWS, "build", self._build)
         self._each(rows, REMOVED_ROWS, "removal", self._removal)
@@ -101,6 +102,19 @@ class Definitions:
             self._report("missing", f'there is no namespace "{table.namespace}"', table.table_id)
         self.unread.discard(number)
         self.tables[number] = runtime
+        return True
+
+    def _view(self, key: bytes, value: bytes) -> bool:
+        view: View = _decoded(value, catalog.decode_view)
+        name = TableName(view.namespace, view.name)
+        if catalog.view_key(name) != key:
+            raise ValueError(f"it is that of {name}")
+        if name in self._names:
+            self._report("mismatch", f"there are two tables, indexes or views {name}", view.view_id)
+            return False
+        self._names.add(name)
+        if view.namespace not in self.namespaces:
+            self._report("missing", f'there is no namespace "{view.namespace}"', view.view_id)
         return True
 
     def _route(self, key: bytes, value: bytes, topics: frozenset[int]) -> bool:

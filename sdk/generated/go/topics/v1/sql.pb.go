@@ -398,7 +398,9 @@ type SqlResult struct {
 	// Number of rows that were read, or changed.
 	RowCount uint64 `protobuf:"varint,3,opt,name=row_count,json=rowCount,proto3" json:"row_count,omitempty"`
 	// What a statement without rows has done, for people. Default (absent): nothing to say.
-	Message       *string `protobuf:"bytes,4,opt,name=message,proto3,oneof" json:"message,omitempty"`
+	Message *string `protobuf:"bytes,4,opt,name=message,proto3,oneof" json:"message,omitempty"`
+	// Records of topics that the statement would have read, had they not been lost: the first 100 ranges of them.
+	Gaps          []*RecordGap `protobuf:"bytes,5,rep,name=gaps,proto3" json:"gaps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -461,6 +463,95 @@ func (x *SqlResult) GetMessage() string {
 	return ""
 }
 
+func (x *SqlResult) GetGaps() []*RecordGap {
+	if x != nil {
+		return x.Gaps
+	}
+	return nil
+}
+
+// Records of a topic that were lost, to its caps or in another way that tombstones tell of.
+type RecordGap struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Topic.
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// Partition.
+	Partition uint32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// First seq that is missing.
+	FromSeq uint64 `protobuf:"varint,3,opt,name=from_seq,json=fromSeq,proto3" json:"from_seq,omitempty"`
+	// Last seq that is missing.
+	ToSeq uint64 `protobuf:"varint,4,opt,name=to_seq,json=toSeq,proto3" json:"to_seq,omitempty"`
+	// Why.
+	Reason        GapReason `protobuf:"varint,5,opt,name=reason,proto3,enum=topics.v1.GapReason" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordGap) Reset() {
+	*x = RecordGap{}
+	mi := &file_topics_v1_sql_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordGap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordGap) ProtoMessage() {}
+
+func (x *RecordGap) ProtoReflect() protoreflect.Message {
+	mi := &file_topics_v1_sql_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordGap.ProtoReflect.Descriptor instead.
+func (*RecordGap) Descriptor() ([]byte, []int) {
+	return file_topics_v1_sql_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RecordGap) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *RecordGap) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *RecordGap) GetFromSeq() uint64 {
+	if x != nil {
+		return x.FromSeq
+	}
+	return 0
+}
+
+func (x *RecordGap) GetToSeq() uint64 {
+	if x != nil {
+		return x.ToSeq
+	}
+	return 0
+}
+
+func (x *RecordGap) GetReason() GapReason {
+	if x != nil {
+		return x.Reason
+	}
+	return GapReason_GAP_REASON_UNSPECIFIED
+}
+
 // A message of a topic: a change of a row, or a record that was written by another call.
 type TopicMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -490,7 +581,7 @@ type TopicMessage struct {
 
 func (x *TopicMessage) Reset() {
 	*x = TopicMessage{}
-	mi := &file_topics_v1_sql_proto_msgTypes[4]
+	mi := &file_topics_v1_sql_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -502,7 +593,7 @@ func (x *TopicMessage) String() string {
 func (*TopicMessage) ProtoMessage() {}
 
 func (x *TopicMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_sql_proto_msgTypes[4]
+	mi := &file_topics_v1_sql_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -515,7 +606,7 @@ func (x *TopicMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicMessage.ProtoReflect.Descriptor instead.
 func (*TopicMessage) Descriptor() ([]byte, []int) {
-	return file_topics_v1_sql_proto_rawDescGZIP(), []int{4}
+	return file_topics_v1_sql_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *TopicMessage) GetTopicId() string {
@@ -603,7 +694,7 @@ type TopicGap struct {
 
 func (x *TopicGap) Reset() {
 	*x = TopicGap{}
-	mi := &file_topics_v1_sql_proto_msgTypes[5]
+	mi := &file_topics_v1_sql_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -615,7 +706,7 @@ func (x *TopicGap) String() string {
 func (*TopicGap) ProtoMessage() {}
 
 func (x *TopicGap) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_sql_proto_msgTypes[5]
+	mi := &file_topics_v1_sql_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -628,7 +719,7 @@ func (x *TopicGap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicGap.ProtoReflect.Descriptor instead.
 func (*TopicGap) Descriptor() ([]byte, []int) {
-	return file_topics_v1_sql_proto_rawDescGZIP(), []int{5}
+	return file_topics_v1_sql_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TopicGap) GetFromOffset() uint64 {
@@ -663,7 +754,7 @@ type ClaimOptions struct {
 
 func (x *ClaimOptions) Reset() {
 	*x = ClaimOptions{}
-	mi := &file_topics_v1_sql_proto_msgTypes[6]
+	mi := &file_topics_v1_sql_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -675,7 +766,7 @@ func (x *ClaimOptions) String() string {
 func (*ClaimOptions) ProtoMessage() {}
 
 func (x *ClaimOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_sql_proto_msgTypes[6]
+	mi := &file_topics_v1_sql_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -688,7 +779,7 @@ func (x *ClaimOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimOptions.ProtoReflect.Descriptor instead.
 func (*ClaimOptions) Descriptor() ([]byte, []int) {
-	return file_topics_v1_sql_proto_rawDescGZIP(), []int{6}
+	return file_topics_v1_sql_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ClaimOptions) GetVisibilitySeconds() uint32 {
@@ -715,7 +806,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_topics_v1_sql_proto_msgTypes[7]
+	mi := &file_topics_v1_sql_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -727,7 +818,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_topics_v1_sql_proto_msgTypes[7]
+	mi := &file_topics_v1_sql_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -740,7 +831,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_topics_v1_sql_proto_rawDescGZIP(), []int{7}
+	return file_topics_v1_sql_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Claim) GetClaimId() string {
@@ -791,14 +882,21 @@ const file_topics_v1_sql_proto_rawDesc = "" +
 	"\tSqlColumn\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tdata_type\x18\x02 \x01(\tR\bdataType\x12\x14\n" +
-	"\x05index\x18\x03 \x01(\rR\x05index\"\xa8\x01\n" +
+	"\x05index\x18\x03 \x01(\rR\x05index\"\xd2\x01\n" +
 	"\tSqlResult\x12,\n" +
 	"\x06schema\x18\x01 \x03(\v2\x14.topics.v1.SqlColumnR\x06schema\x12%\n" +
 	"\x04rows\x18\x02 \x03(\v2\x11.topics.v1.SqlRowR\x04rows\x12\x1b\n" +
 	"\trow_count\x18\x03 \x01(\x04R\browCount\x12\x1d\n" +
-	"\amessage\x18\x04 \x01(\tH\x00R\amessage\x88\x01\x01B\n" +
+	"\amessage\x18\x04 \x01(\tH\x00R\amessage\x88\x01\x01\x12(\n" +
+	"\x04gaps\x18\x05 \x03(\v2\x14.topics.v1.RecordGapR\x04gapsB\n" +
 	"\n" +
-	"\b_message\"\x9b\x03\n" +
+	"\b_message\"\x9f\x01\n" +
+	"\tRecordGap\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x19\n" +
+	"\bfrom_seq\x18\x03 \x01(\x04R\afromSeq\x12\x15\n" +
+	"\x06to_seq\x18\x04 \x01(\x04R\x05toSeq\x12,\n" +
+	"\x06reason\x18\x05 \x01(\x0e2\x14.topics.v1.GapReasonR\x06reason\"\x9b\x03\n" +
 	"\fTopicMessage\x12\x19\n" +
 	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12!\n" +
 	"\fpartition_id\x18\x02 \x01(\rR\vpartitionId\x12\x16\n" +
@@ -858,7 +956,7 @@ func file_topics_v1_sql_proto_rawDescGZIP() []byte {
 }
 
 var file_topics_v1_sql_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_topics_v1_sql_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_topics_v1_sql_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_topics_v1_sql_proto_goTypes = []any{
 	(ChangeOp)(0),        // 0: topics.v1.ChangeOp
 	(PayloadMode)(0),     // 1: topics.v1.PayloadMode
@@ -866,24 +964,27 @@ var file_topics_v1_sql_proto_goTypes = []any{
 	(*SqlRow)(nil),       // 3: topics.v1.SqlRow
 	(*SqlColumn)(nil),    // 4: topics.v1.SqlColumn
 	(*SqlResult)(nil),    // 5: topics.v1.SqlResult
-	(*TopicMessage)(nil), // 6: topics.v1.TopicMessage
-	(*TopicGap)(nil),     // 7: topics.v1.TopicGap
-	(*ClaimOptions)(nil), // 8: topics.v1.ClaimOptions
-	(*Claim)(nil),        // 9: topics.v1.Claim
-	(GapReason)(0),       // 10: topics.v1.GapReason
+	(*RecordGap)(nil),    // 6: topics.v1.RecordGap
+	(*TopicMessage)(nil), // 7: topics.v1.TopicMessage
+	(*TopicGap)(nil),     // 8: topics.v1.TopicGap
+	(*ClaimOptions)(nil), // 9: topics.v1.ClaimOptions
+	(*Claim)(nil),        // 10: topics.v1.Claim
+	(GapReason)(0),       // 11: topics.v1.GapReason
 }
 var file_topics_v1_sql_proto_depIdxs = []int32{
 	2,  // 0: topics.v1.SqlRow.values:type_name -> topics.v1.SqlValue
 	4,  // 1: topics.v1.SqlResult.schema:type_name -> topics.v1.SqlColumn
 	3,  // 2: topics.v1.SqlResult.rows:type_name -> topics.v1.SqlRow
-	0,  // 3: topics.v1.TopicMessage.op:type_name -> topics.v1.ChangeOp
-	1,  // 4: topics.v1.TopicMessage.payload_mode:type_name -> topics.v1.PayloadMode
-	10, // 5: topics.v1.TopicGap.reason:type_name -> topics.v1.GapReason
-	6,  // [6:6] is the sub-list for method output_type
-	6,  // [6:6] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	6,  // 3: topics.v1.SqlResult.gaps:type_name -> topics.v1.RecordGap
+	11, // 4: topics.v1.RecordGap.reason:type_name -> topics.v1.GapReason
+	0,  // 5: topics.v1.TopicMessage.op:type_name -> topics.v1.ChangeOp
+	1,  // 6: topics.v1.TopicMessage.payload_mode:type_name -> topics.v1.PayloadMode
+	11, // 7: topics.v1.TopicGap.reason:type_name -> topics.v1.GapReason
+	8,  // [8:8] is the sub-list for method output_type
+	8,  // [8:8] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_topics_v1_sql_proto_init() }
@@ -900,15 +1001,15 @@ func file_topics_v1_sql_proto_init() {
 		(*SqlValue_BytesValue)(nil),
 	}
 	file_topics_v1_sql_proto_msgTypes[3].OneofWrappers = []any{}
-	file_topics_v1_sql_proto_msgTypes[4].OneofWrappers = []any{}
-	file_topics_v1_sql_proto_msgTypes[6].OneofWrappers = []any{}
+	file_topics_v1_sql_proto_msgTypes[5].OneofWrappers = []any{}
+	file_topics_v1_sql_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_topics_v1_sql_proto_rawDesc), len(file_topics_v1_sql_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

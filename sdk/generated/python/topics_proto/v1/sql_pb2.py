@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from topics_proto.v1 import record_pb2 as topics_dot_v1_dot_record__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13topics/v1/sql.proto\x12\ttopics.v1\x1a\x16topics/v1/record.proto\"\xbb\x01\n\x08SqlValue\x12\x1f\n\nbool_value\x18\x01 \x01(\x08H\x00R\tboolValue\x12\x1d\n\tint_value\x18\x02 \x01(\x03H\x00R\x08intValue\x12#\n\x0c\x64ouble_value\x18\x03 \x01(\x01H\x00R\x0b\x64oubleValue\x12\x1f\n\ntext_value\x18\x04 \x01(\tH\x00R\ttextValue\x12!\n\x0b\x62ytes_value\x18\x05 \x01(\x0cH\x00R\nbytesValueB\x06\n\x04kind\"5\n\x06SqlRow\x12+\n\x06values\x18\x01 \x03(\x0b\x32\x13.topics.v1.SqlValueR\x06values\"R\n\tSqlColumn\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n\tdata_type\x18\x02 \x01(\tR\x08\x64\x61taType\x12\x14\n\x05index\x18\x03 \x01(\rR\x05index\"\xa8\x01\n\tSqlResult\x12,\n\x06schema\x18\x01 \x03(\x0b\x32\x14.topics.v1.SqlColumnR\x06schema\x12%\n\x04rows\x18\x02 \x03(\x0b\x32\x11.topics.v1.SqlRowR\x04rows\x12\x1b\n\trow_count\x18\x03 \x01(\x04R\x08rowCount\x12\x1d\n\x07message\x18\x04 \x01(\tH\x00R\x07message\x88\x01\x01\x42\n\n\x08_message\"\x9b\x03\n\x0cTopicMessage\x12\x19\n\x08topic_id\x18\x01 \x01(\tR\x07topicId\x12!\n\x0cpartition_id\x18\x02 \x01(\rR\x0bpartitionId\x12\x16\n\x06offset\x18\x03 \x01(\x04R\x06offset\x12\"\n\nmessage_id\x18\x04 \x01(\tH\x00R\tmessageId\x88\x01\x01\x12&\n\x0csource_table\x18\x05 \x01(\tH\x01R\x0bsourceTable\x88\x01\x01\x12(\n\x02op\x18\x06 \x01(\x0e\x32\x13.topics.v1.ChangeOpH\x02R\x02op\x88\x01\x01\x12\x13\n\x05ts_ms\x18\x07 \x01(\x03R\x04tsMs\x12\x39\n\x0cpayload_mode\x18\x08 \x01(\x0e\x32\x16.topics.v1.PayloadModeR\x0bpayloadMode\x12\x1d\n\x07payload\x18\t \x01(\x0cH\x03R\x07payload\x88\x01\x01\x12\x15\n\x03key\x18\n \x01(\tH\x04R\x03key\x88\x01\x01\x42\r\n\x0b_message_idB\x0f\n\r_source_tableB\x05\n\x03_opB\n\n\x08_payloadB\x06\n\x04_key\"v\n\x08TopicGap\x12\x1f\n\x0b\x66rom_offset\x18\x01 \x01(\x04R\nfromOffset\x12\x1b\n\tto_offset\x18\x02 \x01(\x04R\x08toOffset\x12,\n\x06reason\x18\x03 \x01(\x0e\x32\x14.topics.v1.GapReasonR\x06reason\"Y\n\x0c\x43laimOptions\x12\x32\n\x12visibility_seconds\x18\x01 \x01(\rH\x00R\x11visibilitySeconds\x88\x01\x01\x42\x15\n\x13_visibility_seconds\"\x8f\x01\n\x05\x43laim\x12\x19\n\x08\x63laim_id\x18\x01 \x01(\tR\x07\x63laimId\x12\x1f\n\x0b\x66rom_offset\x18\x02 \x01(\x04R\nfromOffset\x12\x1b\n\tto_offset\x18\x03 \x01(\x04R\x08toOffset\x12-\n\x12visibility_seconds\x18\x04 \x01(\rR\x11visibilitySeconds*g\n\x08\x43hangeOp\x12\x19\n\x15\x43HANGE_OP_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HANGE_OP_INSERT\x10\x01\x12\x14\n\x10\x43HANGE_OP_UPDATE\x10\x02\x12\x14\n\x10\x43HANGE_OP_DELETE\x10\x03*o\n\x0bPayloadMode\x12\x1c\n\x18PAYLOAD_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10PAYLOAD_MODE_KEY\x10\x01\x12\x15\n\x11PAYLOAD_MODE_FULL\x10\x02\x12\x15\n\x11PAYLOAD_MODE_DIFF\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13topics/v1/sql.proto\x12\ttopics.v1\x1a\x16topics/v1/record.proto\"\xbb\x01\n\x08SqlValue\x12\x1f\n\nbool_value\x18\x01 \x01(\x08H\x00R\tboolValue\x12\x1d\n\tint_value\x18\x02 \x01(\x03H\x00R\x08intValue\x12#\n\x0c\x64ouble_value\x18\x03 \x01(\x01H\x00R\x0b\x64oubleValue\x12\x1f\n\ntext_value\x18\x04 \x01(\tH\x00R\ttextValue\x12!\n\x0b\x62ytes_value\x18\x05 \x01(\x0cH\x00R\nbytesValueB\x06\n\x04kind\"5\n\x06SqlRow\x12+\n\x06values\x18\x01 \x03(\x0b\x32\x13.topics.v1.SqlValueR\x06values\"R\n\tSqlColumn\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n\tdata_type\x18\x02 \x01(\tR\x08\x64\x61taType\x12\x14\n\x05index\x18\x03 \x01(\rR\x05index\"\xd2\x01\n\tSqlResult\x12,\n\x06schema\x18\x01 \x03(\x0b\x32\x14.topics.v1.SqlColumnR\x06schema\x12%\n\x04rows\x18\x02 \x03(\x0b\x32\x11.topics.v1.SqlRowR\x04rows\x12\x1b\n\trow_count\x18\x03 \x01(\x04R\x08rowCount\x12\x1d\n\x07message\x18\x04 \x01(\tH\x00R\x07message\x88\x01\x01\x12(\n\x04gaps\x18\x05 \x03(\x0b\x32\x14.topics.v1.RecordGapR\x04gapsB\n\n\x08_message\"\x9f\x01\n\tRecordGap\x12\x14\n\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n\tpartition\x18\x02 \x01(\rR\tpartition\x12\x19\n\x08\x66rom_seq\x18\x03 \x01(\x04R\x07\x66romSeq\x12\x15\n\x06to_seq\x18\x04 \x01(\x04R\x05toSeq\x12,\n\x06reason\x18\x05 \x01(\x0e\x32\x14.topics.v1.GapReasonR\x06reason\"\x9b\x03\n\x0cTopicMessage\x12\x19\n\x08topic_id\x18\x01 \x01(\tR\x07topicId\x12!\n\x0cpartition_id\x18\x02 \x01(\rR\x0bpartitionId\x12\x16\n\x06offset\x18\x03 \x01(\x04R\x06offset\x12\"\n\nmessage_id\x18\x04 \x01(\tH\x00R\tmessageId\x88\x01\x01\x12&\n\x0csource_table\x18\x05 \x01(\tH\x01R\x0bsourceTable\x88\x01\x01\x12(\n\x02op\x18\x06 \x01(\x0e\x32\x13.topics.v1.ChangeOpH\x02R\x02op\x88\x01\x01\x12\x13\n\x05ts_ms\x18\x07 \x01(\x03R\x04tsMs\x12\x39\n\x0cpayload_mode\x18\x08 \x01(\x0e\x32\x16.topics.v1.PayloadModeR\x0bpayloadMode\x12\x1d\n\x07payload\x18\t \x01(\x0cH\x03R\x07payload\x88\x01\x01\x12\x15\n\x03key\x18\n \x01(\tH\x04R\x03key\x88\x01\x01\x42\r\n\x0b_message_idB\x0f\n\r_source_tableB\x05\n\x03_opB\n\n\x08_payloadB\x06\n\x04_key\"v\n\x08TopicGap\x12\x1f\n\x0b\x66rom_offset\x18\x01 \x01(\x04R\nfromOffset\x12\x1b\n\tto_offset\x18\x02 \x01(\x04R\x08toOffset\x12,\n\x06reason\x18\x03 \x01(\x0e\x32\x14.topics.v1.GapReasonR\x06reason\"Y\n\x0c\x43laimOptions\x12\x32\n\x12visibility_seconds\x18\x01 \x01(\rH\x00R\x11visibilitySeconds\x88\x01\x01\x42\x15\n\x13_visibility_seconds\"\x8f\x01\n\x05\x43laim\x12\x19\n\x08\x63laim_id\x18\x01 \x01(\tR\x07\x63laimId\x12\x1f\n\x0b\x66rom_offset\x18\x02 \x01(\x04R\nfromOffset\x12\x1b\n\tto_offset\x18\x03 \x01(\x04R\x08toOffset\x12-\n\x12visibility_seconds\x18\x04 \x01(\rR\x11visibilitySeconds*g\n\x08\x43hangeOp\x12\x19\n\x15\x43HANGE_OP_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HANGE_OP_INSERT\x10\x01\x12\x14\n\x10\x43HANGE_OP_UPDATE\x10\x02\x12\x14\n\x10\x43HANGE_OP_DELETE\x10\x03*o\n\x0bPayloadMode\x12\x1c\n\x18PAYLOAD_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10PAYLOAD_MODE_KEY\x10\x01\x12\x15\n\x11PAYLOAD_MODE_FULL\x10\x02\x12\x15\n\x11PAYLOAD_MODE_DIFF\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'topics_proto.v1.sql_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHANGEOP']._serialized_start=1329
-  _globals['_CHANGEOP']._serialized_end=1432
-  _globals['_PAYLOADMODE']._serialized_start=1434
-  _globals['_PAYLOADMODE']._serialized_end=1545
+  _globals['_CHANGEOP']._serialized_start=1533
+  _globals['_CHANGEOP']._serialized_end=1636
+  _globals['_PAYLOADMODE']._serialized_start=1638
+  _globals['_PAYLOADMODE']._serialized_end=1749
   _globals['_SQLVALUE']._serialized_start=59
   _globals['_SQLVALUE']._serialized_end=246
   _globals['_SQLROW']._serialized_start=248
@@ -43,13 +43,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SQLCOLUMN']._serialized_start=303
   _globals['_SQLCOLUMN']._serialized_end=385
   _globals['_SQLRESULT']._serialized_start=388
-  _globals['_SQLRESULT']._serialized_end=556
-  _globals['_TOPICMESSAGE']._serialized_start=559
-  _globals['_TOPICMESSAGE']._serialized_end=970
-  _globals['_TOPICGAP']._serialized_start=972
-  _globals['_TOPICGAP']._serialized_end=1090
-  _globals['_CLAIMOPTIONS']._serialized_start=1092
-  _globals['_CLAIMOPTIONS']._serialized_end=1181
-  _globals['_CLAIM']._serialized_start=1184
-  _globals['_CLAIM']._serialized_end=1327
+  _globals['_SQLRESULT']._serialized_end=598
+  _globals['_RECORDGAP']._serialized_start=601
+  _globals['_RECORDGAP']._serialized_end=760
+  _globals['_TOPICMESSAGE']._serialized_start=763
+  _globals['_TOPICMESSAGE']._serialized_end=1174
+  _globals['_TOPICGAP']._serialized_start=1176
+  _globals['_TOPICGAP']._serialized_end=1294
+  _globals['_CLAIMOPTIONS']._serialized_start=1296
+  _globals['_CLAIMOPTIONS']._serialized_end=1385
+  _globals['_CLAIM']._serialized_start=1388
+  _globals['_CLAIM']._serialized_end=1531
 # @@protoc_insertion_point(module_scope)

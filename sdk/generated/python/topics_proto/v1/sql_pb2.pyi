@@ -186,6 +186,7 @@ class SqlResult(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     ROW_COUNT_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    GAPS_FIELD_NUMBER: _builtins.int
     row_count: _builtins.int
     """Number of rows that were read, or changed."""
     message: _builtins.str
@@ -198,6 +199,10 @@ class SqlResult(_message.Message):
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___SqlRow]:
         """Rows. In JSON each is an array of its values."""
 
+    @_builtins.property
+    def gaps(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordGap]:
+        """Records of topics that the statement would have read, had they not been lost: the first 100 ranges of them."""
+
     def __init__(
         self,
         *,
@@ -205,16 +210,55 @@ class SqlResult(_message.Message):
         rows: _abc.Iterable[Global___SqlRow] | None = ...,
         row_count: _builtins.int = ...,
         message: _builtins.str | None = ...,
+        gaps: _abc.Iterable[Global___RecordGap] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_message", b"_message", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_message", b"_message", "message", b"message", "row_count", b"row_count", "rows", b"rows", "schema", b"schema"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_message", b"_message", "gaps", b"gaps", "message", b"message", "row_count", b"row_count", "rows", b"rows", "schema", b"schema"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__message: _TypeAlias = _typing.Literal["message"]  # noqa: Y015
     _WhichOneofArgType__message: _TypeAlias = _typing.Literal["_message", b"_message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__message) -> _WhichOneofReturnType__message | None: ...
 
 Global___SqlResult: _TypeAlias = SqlResult  # noqa: Y015
+
+@_typing.final
+class RecordGap(_message.Message):
+    """Records of a topic that were lost, to its caps or in another way that tombstones tell of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    FROM_SEQ_FIELD_NUMBER: _builtins.int
+    TO_SEQ_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic."""
+    partition: _builtins.int
+    """Partition."""
+    from_seq: _builtins.int
+    """First seq that is missing."""
+    to_seq: _builtins.int
+    """Last seq that is missing."""
+    reason: _record_pb2.GapReason.ValueType
+    """Why."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        from_seq: _builtins.int = ...,
+        to_seq: _builtins.int = ...,
+        reason: _record_pb2.GapReason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_seq", b"from_seq", "partition", b"partition", "reason", b"reason", "to_seq", b"to_seq", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordGap: _TypeAlias = RecordGap  # noqa: Y015
 
 @_typing.final
 class TopicMessage(_message.Message):

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 from topics_service.api.sql.analysis import columns
 from topics_service.api.sql.analysis.cache import ROWS_A_SLICE, ArrowCache, Kept, Steps
 from topics_service.api.sql.analysis.duck import Duck, Rows, Run, StoppedError
+from topics_service.api.sql.analysis.topic_rows import Held, TopicRows
 from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables import plans
 from topics_service.engine.tables.errors import sql_error
@@ -43,6 +44,7 @@ class Analyses:
         self._cache: ArrowCache | None = None
         self._duck: Duck | None = None
         self._threads = ThreadPoolExecutor(THREADS + 1, "sql-analysis")
+        self._held = Held(cache_bytes)
         self._turns = asyncio.Semaphore(THREADS)
         self._waiting = 0
 
@@ -122,23 +124,30 @@ class Analyses:
         rows: dict[str, Any] = {}
         now_us = tables.clock.now_ms() * 1000 if transaction is None else transaction.now_us
 
+        topics = TopicRows(tables, action.topics, self._held)
+
         def others() -> Steps:
+            topics.take()  # first, at the moment of the tables
             for name in action.system:
                 rows[f"s_{name}"] = yield from _system_rows(name, system)
+            yield from tables.at(now_us, topics.read(parameters, rows))
 
         try:
+            await finish(topics.prepare())
             taken = await self._cache.take(action.tables, finish, others, transaction)
+            rows.update({f"t{number}": table for number, table in taken.items()})
+            run = Run(self._duck, action, parameters, now_us, rows, result)
+            with self._cache.holding(taken):
+                outcome = await until(loop.run_in_executor(self._threads, run.run), run, deadline)
+            return outcome._replace(gaps=topics.gaps)
         except DAMAGE as error:
             raise unreadable(error) from error
-        rows.update({f"t{number}": table for number, table in taken.items()})
-        run = Run(self._duck, action, parameters, now_us, rows, result)
-        try:
-            with self._cache.holding(taken):
-                return await until(loop.run_in_executor(self._threads, run.run), run, deadline)
         except TopicsError as error:
             if error.reason is Reason.INTERNAL:
                 self._duck = None
             raise
+        finally:
+            topics.close()
 
 
 class Stoppable(Protocol):

@@ -88,6 +88,10 @@ class Names:
         """See Sources."""
         return f"s_{name}"
 
+    def topic(self, source: int) -> str:
+        """See Sources."""
+        return f"p{source}"
+
 
 class Rows(Protocol):
     """Collects the rows of a query."""

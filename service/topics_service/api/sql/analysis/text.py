@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, Protocol
 
-from topics_service.api.sql.analysis.series import known, series
+from msgspec.structs import replace
+
+from topics_service.api.sql.analysis.series import decimal_type, known, series
 from topics_service.engine.errors import Reason
 from topics_service.engine.tables import datetimes, plans, relations
 from topics_service.engine.tables.casts import FLOATS, INTEGERS, NUMBERS
@@ -92,9 +94,9 @@ class Text:
         self._calls = calls
         self._now = now_us
         self._sources = sources
+        self._topics = analysis.topics
         self._inner = {each.number: each for each in analysis.inner}
-        self._grouping: list[dict[Expression, str]] = []
-        """Of the queries around, the columns of keys that are grouped by in sets."""
+        self._grouping: list[dict[Expression, str]] = []  # of the queries around, the columns of keys of sets
 
     # ----------------------------------------------------------------------------------------------- queries
 
@@ -166,7 +168,7 @@ class Text:
         distinct = "DISTINCT " if core.distinct else ""
         if core.distinct_on:
             distinct = f"DISTINCT ON ({', '.join(map(self.value, core.distinct_on))}) "
-        outputs = ", ".join(f"{self.value(each.expression)} AS c{each.number}" for each in core.outputs)
+        outputs = ", ".join(f"{self.value(each.expression)} AS c{each.number}" for each in core.outputs) or "1"
         return f"SELECT {distinct}{outputs}{source}{where}{self._order(order)}"
 
     def _order(self, order: Sequence[Order]) -> str:
@@ -208,6 +210,10 @@ class Text:
             case relations.SystemRows(name=name, columns=columns):
                 cells = ", ".join(f"f{place} AS c{number}" for number, place in columns)
                 return f"(SELECT {cells} FROM {self._sources.system(name)})"
+            case relations.TopicRows(source=source, columns=columns):
+                read = self._topics[source].scan.columns
+                cells = ", ".join(f"f{place} AS c{number}" for number, place in columns if place in read)
+                return f"(SELECT {cells or '1 AS c0'} FROM {self._sources.topic(source)})"
             case relations.NamedRows(query=query, columns=columns):
                 cells = ", ".join(f"c{theirs} AS c{number}" for number, theirs in columns)
                 return f"(SELECT {cells} FROM q{query})"
@@ -248,14 +254,12 @@ class Text:
         if call.within:
             return self._ordered_set(call)
         if call.function == "grouping":
-            keys = [self._grouping[-1][each] for each in call.arguments] if self._grouping[-1] else []
-            return f"CAST(GROUPING({', '.join(keys)}) AS INTEGER)" if keys else "CAST(0 AS INTEGER)"
+            keys = ", ".join(self._grouping[-1].get(each, "") for each in call.arguments)
+            return f"CAST(GROUPING({keys}) AS INTEGER)" if self._grouping[-1] else "CAST(0 AS INTEGER)"
         kind = type_of(call.arguments[0]) if call.arguments else None
-        of_json = call.function in ("json_agg", "jsonb_agg")
-        if of_json:
-            arguments = [f"coalesce({self.value(Call('to_json', call.arguments, JSON))}, 'null')", "','"]
-        else:
-            arguments = [self.value(each) for each in call.arguments[:2]]
+        if of_json := call.function in ("json_agg", "jsonb_agg"):
+            call = replace(call, arguments=(Call("to_json", call.arguments, JSON),))
+        arguments = [self.value(each) for each in call.arguments[:2]]
         arguments += [self._as(each, kind) for each in call.arguments[2:]]  # the default of lag and lead
         inner = "DISTINCT " if call.distinct else ""
         order = self._order(call.order)
@@ -276,7 +280,8 @@ class Text:
         if name in ("sum", "avg") and kind is not None and kind.kind is Kind.REAL:
             return f"CAST({written(name, [f'CAST({arguments[0]} AS DOUBLE)'])} AS {duck_type(call.type)})"
         if of_json:
-            return f"('[' || {written('string_agg')} || ']')"
+            items = [f"coalesce({arguments[0]}, 'null')", "','"]
+            return f"('[' || {written('string_agg', items)} || ']')"
         if name == "every":
             name = "bool_and"
         if name == "ntile":
@@ -326,7 +331,7 @@ class Text:
             return "NULL" if kind is None else f"CAST(NULL AS {duck_type(kind)})"
         target = duck_type(kind)
         if isinstance(value, Decimal) or (kind is not None and kind.kind is Kind.DECIMAL):
-            value, target = str(value), _decimal_type(Decimal(value))
+            value, target = str(value), decimal_type(Decimal(value))
         elif kind is None:
             value = str(value)
         self.constants.append(value)
@@ -514,6 +519,10 @@ class Sources(Protocol):
         """The name of the rows of a system table, whose columns are `f` and their positions."""
         ...
 
+    def topic(self, source: int) -> str:
+        """The name of the records that are read of a topic, whose columns are `f` and their places."""
+        ...
+
 
 _WRITERS: Final[Mapping[type, Callable[[Text, Any], str]]] = {
     Literal: Text._literal,
@@ -579,14 +588,6 @@ def _casts_alike(source: Type, target: Type) -> bool:
     if source.kind is Kind.DATE:
         return target.kind is Kind.TIMESTAMP
     return source.kind is Kind.REAL and target.kind is Kind.DOUBLE
-
-
-def _decimal_type(value: Decimal) -> str:
-    """The narrowest type that holds a number."""
-    _, digits, exponent = value.as_tuple()
-    scale = max(0, -int(exponent))
-    precision = max(len(digits) + max(0, int(exponent)), scale, 1)
-    return f"DECIMAL({min(precision, 38)}, {min(scale, 38)})"
 
 
 def _word(node: Expression, words: Sequence[str]) -> str | None:

@@ -162,6 +162,13 @@ export declare type SqlResult = Message<"topics.v1.SqlResult"> & {
    * @generated from field: optional string message = 4;
    */
   message?: string | undefined;
+
+  /**
+   * Records of topics that the statement would have read, had they not been lost: the first 100 ranges of them.
+   *
+   * @generated from field: repeated topics.v1.RecordGap gaps = 5;
+   */
+  gaps: RecordGap[];
 };
 
 /**
@@ -169,6 +176,54 @@ export declare type SqlResult = Message<"topics.v1.SqlResult"> & {
  * Use `create(SqlResultSchema)` to create a new message.
  */
 export declare const SqlResultSchema: GenMessage<SqlResult>;
+
+/**
+ * Records of a topic that were lost, to its caps or in another way that tombstones tell of.
+ *
+ * @generated from message topics.v1.RecordGap
+ */
+export declare type RecordGap = Message<"topics.v1.RecordGap"> & {
+  /**
+   * Topic.
+   *
+   * @generated from field: string topic = 1;
+   */
+  topic: string;
+
+  /**
+   * Partition.
+   *
+   * @generated from field: uint32 partition = 2;
+   */
+  partition: number;
+
+  /**
+   * First seq that is missing.
+   *
+   * @generated from field: uint64 from_seq = 3;
+   */
+  fromSeq: bigint;
+
+  /**
+   * Last seq that is missing.
+   *
+   * @generated from field: uint64 to_seq = 4;
+   */
+  toSeq: bigint;
+
+  /**
+   * Why.
+   *
+   * @generated from field: topics.v1.GapReason reason = 5;
+   */
+  reason: GapReason;
+};
+
+/**
+ * Describes the message topics.v1.RecordGap.
+ * Use `create(RecordGapSchema)` to create a new message.
+ */
+export declare const RecordGapSchema: GenMessage<RecordGap>;
 
 /**
  * A message of a topic: a change of a row, or a record that was written by another call.
