@@ -27,6 +27,7 @@ from topics_kafka.handlers import (
     producer_ids,
     records_admin,
     sasl,
+    topic_partitions,
     topics,
     transactions,
     versions,
@@ -143,6 +144,7 @@ _ROWS: Final = (
     Api(ApiKey.CONSUMER_GROUP_HEARTBEAT, (0, 1), Rule(_READ, "group", slot=False), groups.handlers),
     Api(ApiKey.CONSUMER_GROUP_DESCRIBE, (0, 1), Rule(_READ, "group"), groups_admin.handlers, errors=_GROUPS),
     Api(ApiKey.LIST_CONFIG_RESOURCES, (0, 1), Rule(_READ), configs.handlers),
+    Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, (0, 0), Rule(_NONE, "topic"), topic_partitions.handlers, errors=_TOPICS),
 )
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({row.key.value: row for row in _ROWS})

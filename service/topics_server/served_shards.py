@@ -102,6 +102,7 @@ class ServedShards:
         self.api.sql = ShardedSql(located, self.api.consumers, ShardedLive(located, self.api.watches.connection))
         self._groups = settings.kafka.groups
         self._kafka = ShardedKafka(self.api, located, brokers, replica)
+        self._kafka.catalog.on_changed.append(self.api.topics_changed)
         self._timeout_seconds = settings.sql_statement_timeout
         self._sessions: RelayedSessions | None = None
         self._cancels = SessionCancels()

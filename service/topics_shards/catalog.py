@@ -213,17 +213,18 @@ class ShardedCatalog:
                 return shard_of(name, partition, self._shards.count, topic.identity.placement)
         return shard_of(name, partition, self._shards.count)
 
-    def within(self, prefixes: tuple[str, ...] | None) -> Iterator[TopicView]:
+    def within(self, prefixes: tuple[str, ...] | None, after: str | None = None) -> Iterator[TopicView]:
         """See Catalog."""
-        ranges = [view.within(prefixes) for view in self._views.values()]
-        return merge(*ranges, self._copied_within(prefixes), key=attrgetter("name"))
+        ranges = [view.within(prefixes, after) for view in self._views.values()]
+        return merge(*ranges, self._copied_within(prefixes, after or ""), key=attrgetter("name"))
 
-    def _copied_within(self, prefixes: tuple[str, ...] | None) -> Iterator[TopicView]:
+    def _copied_within(self, prefixes: tuple[str, ...] | None, after: str) -> Iterator[TopicView]:
         for prefix in prefixed.narrow("", prefixes):
-            for name in self._copies.irange(minimum=prefix):
+            for name in self._copies.irange(minimum=max(prefix, after)):
                 if not name.startswith(prefix):
                     break
-                yield self._copies[name]
+                if name != after:
+                    yield self._copies[name]
 
     def exists(self, name: str) -> bool:
         """See Catalog."""

@@ -80,7 +80,7 @@ class _Found:
     """The next topics of each shard in name order, as far as it was asked."""
 
     def __init__(self, located: Located, request: ListTopicsRequest, principal: Principal, pages: int) -> None:
-        """Read the topics of so many pages, for which there may be fewer."""
+        """`pages` is the number of pages for which to read topics."""
         self._shards = located.shards
         self._principal = principal
         self._page = request

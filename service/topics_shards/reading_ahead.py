@@ -42,7 +42,7 @@ class ReadAhead:
         return len(self._rests)
 
     def take(self, request: ListTopicsRequest, principal: Principal) -> Rest | None:
-        """Return what was read for this page or a part of it, which nobody else gets."""
+        """Return what was read for this page, or a part of it. It is kept no longer."""
         self._expire()
         return self._rests.pop(_key(request, request.after, principal), None)
 

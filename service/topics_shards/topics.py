@@ -173,6 +173,10 @@ class ShardedTopics:
         """See TopicsApi. A page is not of one moment over all shards."""
         return await topics_page(self._located, request, principal, self._ahead)
 
+    def topics_changed(self) -> None:
+        """Take note that topics were made or deleted, in any shard: the next page of a list shows it."""
+        self._ahead.changed()
+
     async def delete_topic(self, name: str, *, if_empty: bool = False) -> DeleteTopicReply:
         """See TopicsApi."""
         reply = await self._located.call(name, 0, TopicsApi.delete_topic, name, if_empty=if_empty)

@@ -33,7 +33,7 @@ def test_records_of_v0_and_grpc_are_rows(server: ServerProcess, api: Api, db: ps
     assert api.write(name, body, partition=1).status_code == 200
     with grpc.insecure_channel(server.grpc_target) as channel:
         stub: Any = topics_service_pb2_grpc.TopicsServiceStub(channel)
-        record = record_pb2.NewRecord(data=b"\x00\xff", kind=record_pb2.RECORD_KIND_BINARY)
+        record = record_pb2.AppendRecord(data=b"\x00\xff", kind=record_pb2.RECORD_KIND_BINARY)
         stub.Append(pb.AppendRequest(topic=name, partition=2, records=[record]))
     text = f'SELECT partition, seq, "offset", tag, node, data, meta FROM topics."{name}" ORDER BY partition, seq'
     wanted = [

@@ -85,6 +85,10 @@ ANSWERS: dict[str, list[list[Any]]] = {
         ["a", 2, 2, 0], ["a", None, 2, 0], ["b", 3, 1, 0], ["b", None, 1, 0], [None, 2, 2, 1], [None, 3, 1, 1],
         [None, None, 3, 1],
     ],
+    "SELECT grouping(n + 1, o % 2), count(*) FROM l GROUP BY CUBE (n + 1), CUBE (o % 2) ORDER BY 1, 2": [
+        [0, 1], [0, 1], [0, 1], [1, 1], [1, 2], [2, 1], [2, 2], [3, 3],
+    ],
+    "SELECT json_agg(id + 1 ORDER BY id) FROM o": [["[2,3,4]"]],
     "SELECT sku, o, count(*) FROM l GROUP BY o, GROUPING SETS ((sku), ()) HAVING count(*) > 1": [[None, 1, 2]],
     "SELECT count(*), grouping(sku) FROM l GROUP BY sku ORDER BY 1": [[1, 0], [2, 0]],
     "SELECT upper(sku) AS u, rank() OVER (ORDER BY count(*)) FROM l GROUP BY GROUPING SETS ((u), (), ()) "
@@ -232,9 +236,8 @@ async def test_bounds() -> None:
     for first in range(0, 12_000, 6000):
         rows = [[number, number] for number in range(first, first + 6000)]
         await executor.reply("INSERT INTO t VALUES ($1, $2)", param_rows=rows)
-    error = await executor.refused(Reason.QUERY_TOO_LARGE, "SELECT sum(n) FROM t")
-    assert error.detail is not None
-    assert await executor.run("SELECT count(*), max(id) FROM o") == [[3, 3]]
+    assert await executor.run("SELECT sum(n) FROM t") == [[12_000 * 11_999 // 2]]
+    assert executor.sql.analyses.size < 100_000
     await executor.__aexit__()
     executor = await made(analyses=Analyses(memory_bytes=64 << 20))
     for first in range(0, 12_000, 6000):

@@ -69,8 +69,8 @@ class Catalog(Protocol):
         """The topic by name or, if that is empty, by id."""
         ...
 
-    def within(self, prefixes: tuple[str, ...] | None) -> Iterator[TopicView]:
-        """Topics in name order, if their names start with one of `prefixes`; None: all."""
+    def within(self, prefixes: tuple[str, ...] | None, after: str | None = None) -> Iterator[TopicView]:
+        """Topics in name order, behind `after`, if their names start with one of `prefixes`; None: all."""
         ...
 
     def exists(self, name: str) -> bool:
@@ -115,9 +115,9 @@ class CatalogView:
         topic = self.find(name, topic_id)
         return None if topic is None or topic.is_part else topic
 
-    def within(self, prefixes: tuple[str, ...] | None) -> Iterator[TopicView]:
-        """Topics in name order, if their names start with one of `prefixes`; None: all."""
-        for name in self._catalog.under(names.narrow("", prefixes)):
+    def within(self, prefixes: tuple[str, ...] | None, after: str | None = None) -> Iterator[TopicView]:
+        """Topics in name order, behind `after`, if their names start with one of `prefixes`; None: all."""
+        for name in self._catalog.under(names.narrow("", prefixes), after):
             topic = self._catalog.topics[name]
             if not self._catalog.unsynced(topic):
                 yield topic

@@ -34,6 +34,7 @@ def _requests(name: str) -> dict[ApiKey, tuple[set[str], dict[str, Any]]]:
             {"topics": [{"name": name, "partitions": [{**partition, "timestamp": -1}]}]},
         ),
         ApiKey.METADATA: (set(SCOPES), {"topics": [{"name": name}], "allow_auto_topic_creation": False}),
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS: (set(SCOPES), {"topics": [{"name": name}]}),
         ApiKey.CREATE_TOPICS: (
             {"admin"},
             {"validate_only": True, "topics": [{"name": name, "num_partitions": 1, "replication_factor": 1}]},

@@ -180,8 +180,8 @@ class Definitions:
         if routes and not definition.cascade:
             raise self._has_routes(table, routes, "drop them, or use CASCADE")
         if not definition.cascade:
-            self._check_not_followed(table, "end them, or use CASCADE")
             views.check_table(self._catalog.state, table, f"table {table.table_id}")
+            self._check_not_followed(table, "end them, or use CASCADE")
         with Transaction(self._tables.writer) as tx:
             self._remove(tx, table)
             edit = self._catalog.edit(tx)

@@ -57,6 +57,10 @@ class Analyses:
         """The tables that are kept."""
         return iter(()) if self._cache is None else self._cache.kept()
 
+    def large(self) -> list[str]:
+        """The tables that are known to be too large to be kept, and are read in parts."""
+        return [] if self._cache is None else self._cache.large()
+
     def close(self) -> None:
         """Take no more queries."""
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -133,7 +137,8 @@ class Analyses:
             taken = await self._cache.take(action.tables, finish, others, transaction)
             rows.update({f"t{number}": table for number, table in taken.items()})
             run = Run(self._duck, action, parameters, now_us, rows, result)
-            outcome = await until(loop.run_in_executor(self._threads, run.run), run, deadline)
+            with self._cache.holding(taken):
+                outcome = await until(loop.run_in_executor(self._threads, run.run), run, deadline)
             return outcome._replace(gaps=topics.gaps)
         except DAMAGE as error:
             raise unreadable(error) from error

@@ -2,19 +2,21 @@
 
 A table that a query reads for the first time is read as a whole. From then on each commit notes the keys that it
 changed, and the next query reads these rows again: they are laid over the rows of before, which stay as they are. When
-a tenth of a table has changed, both are merged. The least recently used tables go when all take too much.
+a tenth of a table has changed, both are merged. The least recently used tables go when all take too much. A table that
+is too large to be kept beside the others of its query is streamed, for each query anew.
 """
 
 import asyncio
+import time
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final
 
 from topics_service.api.sql.analysis import columns
-from topics_service.engine.errors import Reason, TopicsError
-from topics_service.engine.tables.errors import sql_error
+from topics_service.api.sql.analysis.stream import Stream, begun
 from topics_service.engine.tables.model import Table
 from topics_service.engine.tables.runtime import TableRuntime
 from topics_service.engine.tables.tables import Moment, Tables
@@ -31,6 +33,8 @@ MAX_AT_ONCE: Final = 256
 MAX_SLICES: Final = 64
 """Gaps in the rows of before with which these are not copied."""
 MIN_MERGED: Final = 1024
+LARGE_SECONDS: Final = 300.0
+"""The time for which a table that was too large to be kept is taken to be so."""
 _CHANGE_BYTES: Final = 300
 
 Steps = Generator[None, None, Any]
@@ -67,6 +71,14 @@ class Kept:
         return max(MIN_MERGED, 0 if self.base is None else self.base.num_rows // 10)
 
 
+class _TooLargeError(Exception):
+    """A table turned out too large to be kept beside the others of its query."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 class ArrowCache:
     """The Arrow of the tables of one engine. All calls are on the event loop; big copies happen in threads."""
 
@@ -75,13 +87,46 @@ class ArrowCache:
         self.max_bytes = max_bytes
         self.statistics = statistics
         self._kept: OrderedDict[int, Kept] = OrderedDict()
+        self._large: dict[int, float] = {}
+        """Tables too large to be kept, and when to try again."""
+        self._held: Counter[int] = Counter()
+        self._holding: dict[int, Any] = {}
+        """The Arrow that running queries hold, by its id."""
         self._preparing = asyncio.Lock()
         tables.catalog.on_changed.append(self._forget)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all tables."""
-        return sum(kept.nbytes for kept in self._kept.values())
+        """The bytes of all tables, and of those that were dropped since while queries hold them."""
+        known = {id(kept.base) for kept in self._kept.values()}
+        held = sum(table.nbytes for at, table in self._holding.items() if at not in known)
+        return int(held) + sum(kept.nbytes for kept in self._kept.values())
+
+    @contextmanager
+    def holding(self, taken: Mapping[int, Any]) -> Iterator[None]:
+        """Count tables that were taken just now, until their query is done."""
+        held = []
+        for number, table in taken.items():
+            kept = self._kept.get(number)
+            held.append(kept.base if kept is not None and kept.current is table else table)
+        for each in held:
+            self._held[id(each)] += 1
+            self._holding[id(each)] = each
+        try:
+            yield
+        finally:
+            for each in held:
+                self._held[id(each)] -= 1
+                if not self._held[id(each)]:
+                    del self._held[id(each)], self._holding[id(each)]
+
+    def large(self) -> list[str]:
+        """The tables that are known to be too large to be kept."""
+        names = (self.tables.table_by_number(number) for number in self._large if self._is_large(number))
+        return [table.table_id for table in names if table is not None]
+
+    def _is_large(self, number: int) -> bool:
+        return self._large.get(number, 0.0) > time.monotonic()
 
     def kept(self) -> Iterator[Kept]:
         """The tables."""
@@ -90,7 +135,7 @@ class ArrowCache:
     def close(self) -> None:
         """Forget everything, and take part in commits no more."""
         self.tables.catalog.on_changed.remove(self._forget)
-        self._forget(list(self._kept))
+        self._forget([*self._kept, *self._large])
 
     async def take(
         self,
@@ -103,12 +148,10 @@ class ArrowCache:
         which is pinned to the moment.
 
         `run` runs steps with turns for others between; `others` are steps that belong to the same moment.
-        Raises `query_too_large`, and `transaction_error` (40001) for tables of before a definition.
+        Raises `transaction_error` (40001) for tables of before a definition.
         """
         if transaction is not None:
-            async with self._preparing:
-                runtimes = [self.tables.runtime(table) for table in wanted]
-                return await self._prepared(runtimes, run, others, transaction)
+            return await self._in_turn(wanted, run, others, transaction)
         runtimes = [self.tables.for_reading(table) for table in wanted]
         ready = [self._ready(runtime) for runtime in runtimes]
         unread = sum(len(kept.unread) for kept in ready if kept is not None)
@@ -118,9 +161,24 @@ class ArrowCache:
             if all(each is not None for each in taken.values()):
                 await run(others())
                 return taken
+        return await self._in_turn(wanted, run, others, None)
+
+    async def _in_turn(
+        self,
+        wanted: Sequence[Table],
+        run: Callable[[Steps], Any],
+        others: Callable[[], Steps],
+        transaction: TableTransaction | None,
+    ) -> dict[int, Any]:
+        streamed: set[int] = set()
         async with self._preparing:
-            runtimes = [self.tables.for_reading(table) for table in wanted]
-            return await self._prepared(runtimes, run, others)
+            while True:
+                find = self.tables.for_reading if transaction is None else self.tables.runtime
+                runtimes = [find(table) for table in wanted]
+                try:
+                    return await self._prepared(runtimes, run, others, transaction, streamed)
+                except _TooLargeError as error:  # a table less is kept each time
+                    streamed.add(error.number)
 
     # ------------------------------------------------------------------------------------------ at one moment
 
@@ -159,14 +217,20 @@ class ArrowCache:
         runtimes: Sequence[TableRuntime],
         run: Callable[[Steps], Any],
         others: Callable[[], Steps],
-        transaction: TableTransaction | None = None,
+        transaction: TableTransaction | None,
+        streamed: set[int],
     ) -> dict[int, Any]:
         moment = self.tables.moment([runtime.table for runtime in runtimes])
         if transaction is not None:
             transaction.pin()
         work: list[tuple[Kept, set[bytes]]] = []
         scans: dict[int, Iterator[tuple[bytes, bytes]]] = {}
+        taken: dict[int, Any] = {}
         for runtime in runtimes:
+            if runtime.table.number in streamed or self._is_large(runtime.table.number):
+                reader = moment.reader(runtime.table) if transaction is None else transaction.reader(runtime.table)
+                taken[runtime.table.number] = Stream(runtime, reader)
+                continue
             kept = self._ready(runtime)
             again: set[bytes] = set()
             if kept is None:
@@ -175,7 +239,7 @@ class ArrowCache:
                 self._keep(kept)
                 kept.unread.update(moment.waiting(runtime.table))
                 reader = moment.reader(runtime.table)
-                scans[runtime.table.number] = _begun(reader.scan(Family.ROWS, *keys.prefix_range(runtime.prefix)))
+                scans[runtime.table.number] = begun(reader.scan(Family.ROWS, *keys.prefix_range(runtime.prefix)))
                 self.statistics.misses += 1
             else:
                 again = self._again(kept, moment)
@@ -184,7 +248,6 @@ class ArrowCache:
             work.append((kept, again))
         done = False
         try:
-            taken: dict[int, Any] = {}
             await run(others())
             for kept, again in work:
                 if kept.base is None:
@@ -206,11 +269,15 @@ class ArrowCache:
             done = True
             return taken
         finally:
-            for kept, _ in work:
+            for kept, again in work:
                 kept.is_busy = False
                 number = kept.runtime.table.number
-                if not done and self._kept.get(number) is kept:
+                if done or self._kept.get(number) is not kept:
+                    continue
+                if kept.base is None:
                     self._drop(number)
+                else:
+                    kept.unread.update(again)  # some may have been read: once more does no harm
             self._evict({kept.runtime.table.number for kept, _ in work})
 
     def _whole(self, kept: Kept, scan: Iterator[tuple[bytes, bytes]], work: Sequence[tuple[Kept, set[bytes]]]) -> Steps:
@@ -230,7 +297,10 @@ class ArrowCache:
                 parts.append(columns.chunk(kept.columns, rows, found))
                 nbytes += parts[-1].nbytes
                 if nbytes + others > self.max_bytes:
-                    raise self._too_large()
+                    number = kept.runtime.table.number
+                    if nbytes > self.max_bytes:
+                        self._large[number] = time.monotonic() + LARGE_SECONDS
+                    raise _TooLargeError(number)
                 rows, found = [], []
                 yield
         parts.append(columns.chunk(kept.columns, rows, found))
@@ -243,10 +313,6 @@ class ArrowCache:
             self._read(kept, key, reader.get(Family.ROWS, key))
             if not count % ROWS_A_SLICE:
                 yield
-
-    def _too_large(self) -> TopicsError:
-        message = f"the tables of the query take more than {self.max_bytes} bytes (TOPICS_SQL_CACHE_BYTES)"
-        return sql_error(Reason.QUERY_TOO_LARGE, message, max_bytes=self.max_bytes)
 
     # ---------------------------------------------------------------------------------------------- upkeep
 
@@ -269,6 +335,7 @@ class ArrowCache:
 
     def _forget(self, numbers: Iterable[int]) -> None:
         for number in numbers:
+            self._large.pop(number, None)
             self._drop(number)
 
     def _evict(self, used: set[int]) -> None:
@@ -285,12 +352,6 @@ class ArrowCache:
 
 def _one(given: columns.Columns, parts: Sequence[Any]) -> Any:
     return columns.joined(given, parts).combine_chunks()
-
-
-def _begun(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """The same rows, as they are now."""
-    first = next(rows, None)
-    return rows if first is None else chain((first,), rows)
 
 
 def _own(kept: Kept, moment: Moment, transaction: TableTransaction) -> Steps:

@@ -13,6 +13,8 @@ KEY: Final = "k"
 ROWS_A_CHUNK: Final = 1024
 """Rows that become Arrow at once: a millisecond or two."""
 MAX_DIGITS: Final = 38
+STREAMED_SCALE: Final = 16
+"""Decimals of a DECIMAL without a scale in a table that is streamed, whose values are not known before."""
 
 Columns = Sequence[tuple[int, Type | None]]
 """Ids of columns and their types."""
@@ -97,3 +99,29 @@ def joined(columns: Columns, parts: Sequence[Any]) -> Any:
             again.append(part)
         parts = again
     return pa.concat_tables(parts)
+
+
+def schema(columns: Columns) -> Any:
+    """The columns of `batch`: DECIMALs without a scale have `STREAMED_SCALE` decimals."""
+    import pyarrow as pa
+
+    kinds = [
+        pa.string()
+        if kind is None
+        else _types()[kind.kind]
+        if kind.kind is not Kind.DECIMAL
+        else pa.decimal128(kind.precision or MAX_DIGITS, kind.scale if kind.precision else STREAMED_SCALE)
+        for _, kind in columns
+    ]
+    return pa.schema([(f"f{number}", kind) for (number, _), kind in zip(columns, kinds, strict=True)])
+
+
+def batch(columns: Columns, rows: Sequence[Sequence[Value]], wanted: Any) -> Any:
+    """The rows as a batch of a schema, which is that of the columns."""
+    import pyarrow as pa
+
+    try:
+        table = chunk(columns, rows).cast(wanted)
+    except pa.ArrowInvalid:
+        raise too_many_digits() from None
+    return table.combine_chunks().to_batches()[0]

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from topics_service.api.sql.analysis.calls import Calls
 from topics_service.api.sql.analysis.text import DIVIDED, Text
-from topics_service.engine.errors import Reason
+from topics_service.engine.errors import Reason, TopicsError
 from topics_service.engine.tables import plans
 from topics_service.engine.tables.errors import invalid_value, sql_error
 from topics_service.engine.tables.outcomes import MAX_ROWS, Outcome, Result
@@ -175,10 +175,13 @@ class Run:
     def _refused(self, error: Exception) -> Exception:
         errors, text = self._duck.errors, str(error)
         known = self._duck.calls.failure()
+        failed = next((failure for each in self._rows.values() if (failure := getattr(each, "failure", None))), None)
         if isinstance(error, errors.InterruptException) or self._is_stopped:
             return StoppedError()
         if known is not None and "UDF" in text:
             return known
+        if isinstance(failed, TopicsError):
+            return failed
         if isinstance(error, errors.OutOfMemoryException):
             message = "the query needs more memory than it may have (TOPICS_SQL_MEMORY_BYTES)"
             return sql_error(Reason.QUERY_TOO_LARGE, message)

@@ -1,6 +1,7 @@
 """Values that depend on no rows, and the series that they make: computed here, before DuckDB is asked."""
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from topics_service.engine.errors import Reason
@@ -44,3 +45,11 @@ def series(values: Sequence[Any], kind: Type) -> range | Sequence[int]:
         found.append(start)
         start = calendar.add(start, str(values[2]))
     return found or range(0)
+
+
+def decimal_type(value: Decimal) -> str:
+    """The narrowest type that holds a number."""
+    _, digits, exponent = value.as_tuple()
+    scale = max(0, -int(exponent))
+    precision = max(len(digits) + max(0, int(exponent)), scale, 1)
+    return f"DECIMAL({min(precision, 38)}, {min(scale, 38)})"

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, Protocol
 
-from topics_service.api.sql.analysis.series import known, series
+from msgspec.structs import replace
+
+from topics_service.api.sql.analysis.series import decimal_type, known, series
 from topics_service.engine.errors import Reason
 from topics_service.engine.tables import datetimes, plans, relations
 from topics_service.engine.tables.casts import FLOATS, INTEGERS, NUMBERS
@@ -94,8 +96,7 @@ class Text:
         self._sources = sources
         self._topics = analysis.topics
         self._inner = {each.number: each for each in analysis.inner}
-        self._grouping: list[dict[Expression, str]] = []
-        """Of the queries around, the columns of keys that are grouped by in sets."""
+        self._grouping: list[dict[Expression, str]] = []  # of the queries around, the columns of keys of sets
 
     # ----------------------------------------------------------------------------------------------- queries
 
@@ -252,7 +253,12 @@ class Text:
     def _aggregate(self, call: relations.Aggregate) -> str:
         if call.within:
             return self._ordered_set(call)
+        if call.function == "grouping":
+            keys = ", ".join(self._grouping[-1].get(each, "") for each in call.arguments)
+            return f"CAST(GROUPING({keys}) AS INTEGER)" if self._grouping[-1] else "CAST(0 AS INTEGER)"
         kind = type_of(call.arguments[0]) if call.arguments else None
+        if of_json := call.function in ("json_agg", "jsonb_agg"):
+            call = replace(call, arguments=(Call("to_json", call.arguments, JSON),))
         arguments = [self.value(each) for each in call.arguments[:2]]
         arguments += [self._as(each, kind) for each in call.arguments[2:]]  # the default of lag and lead
         inner = "DISTINCT " if call.distinct else ""
@@ -264,9 +270,6 @@ class Text:
             return f"{name}({inner}{', '.join(given)}{order}){filtered}{over}"
 
         name = call.function
-        if name == "grouping":
-            keys = [self._grouping[-1][each] for each in call.arguments] if self._grouping[-1] else []
-            return f"CAST(GROUPING({', '.join(keys)}) AS INTEGER)" if keys else "CAST(0 AS INTEGER)"
         if name == "count" and not arguments:
             return f"count(*){filtered}{over}"
         if name == "sum" and kind is not None and kind.kind in INTEGERS:
@@ -276,11 +279,9 @@ class Text:
             return self._divided(total, f"CAST({written('count')} AS VARCHAR)")
         if name in ("sum", "avg") and kind is not None and kind.kind is Kind.REAL:
             return f"CAST({written(name, [f'CAST({arguments[0]} AS DOUBLE)'])} AS {duck_type(call.type)})"
-        if name in ("json_agg", "jsonb_agg"):
-            given = self.value(Call("to_json", call.arguments, JSON))
-            items = f"coalesce({given}, 'null')"
-            joined = written("string_agg", [items, "','"])
-            return f"('[' || {joined} || ']')"
+        if of_json:
+            items = [f"coalesce({arguments[0]}, 'null')", "','"]
+            return f"('[' || {written('string_agg', items)} || ']')"
         if name == "every":
             name = "bool_and"
         if name == "ntile":
@@ -330,7 +331,7 @@ class Text:
             return "NULL" if kind is None else f"CAST(NULL AS {duck_type(kind)})"
         target = duck_type(kind)
         if isinstance(value, Decimal) or (kind is not None and kind.kind is Kind.DECIMAL):
-            value, target = str(value), _decimal_type(Decimal(value))
+            value, target = str(value), decimal_type(Decimal(value))
         elif kind is None:
             value = str(value)
         self.constants.append(value)
@@ -587,14 +588,6 @@ def _casts_alike(source: Type, target: Type) -> bool:
     if source.kind is Kind.DATE:
         return target.kind is Kind.TIMESTAMP
     return source.kind is Kind.REAL and target.kind is Kind.DOUBLE
-
-
-def _decimal_type(value: Decimal) -> str:
-    """The narrowest type that holds a number."""
-    _, digits, exponent = value.as_tuple()
-    scale = max(0, -int(exponent))
-    precision = max(len(digits) + max(0, int(exponent)), scale, 1)
-    return f"DECIMAL({min(precision, 38)}, {min(scale, 38)})"
 
 
 def _word(node: Expression, words: Sequence[str]) -> str | None:

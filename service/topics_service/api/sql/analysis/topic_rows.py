@@ -53,7 +53,10 @@ class TopicRows:
             yield from self._reads.prepare(source.topic)
 
     def take(self) -> None:
-        """Hold the topics as they are now."""
+        """Hold the topics as they are now, in place of what was held before."""
+        self.close()
+        self._moments.clear()
+        self.gaps.clear()
         for source in self._sources:
             self._moments.append(self._reads.moment(source.topic))
 
