@@ -75,7 +75,7 @@ class Rest(Protocol):
         ...
 
     def notice(self) -> str:
-        """What the pages since the last call have found that a caller should know; empty for nothing."""
+        """A notice for the caller from the pages since the last call; empty for none."""
         ...
 
     def close(self) -> None:
