@@ -152,6 +152,7 @@ def test_a_table_that_is_followed_stays(sql: Sql, table: str, follow: Open) -> N
         ("SELECT DISTINCT name FROM {t}", "unsupported_sql"),
         ("SELECT a.id FROM {t} a JOIN {t} b ON a.id = b.id", "unsupported_sql"),
         ("SELECT 1", "unsupported_sql"),
+        ('SELECT data FROM topics."a.b"', "unsupported_sql"),
         ("SELECT name FROM system.tables", "forbidden"),
         ("SUBSCRIBE TO {t} WHERE now() IS NOT NULL", "unsupported_sql"),
         ("SUBSCRIBE TO {t} OPTIONS (last_rows = 0)", "invalid_value"),

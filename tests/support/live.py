@@ -1,9 +1,11 @@
 """Followers of live queries on a real server, over SSE and gRPC, and the fold of their frames."""
 
 import json
+import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Protocol, Self
 
 import grpc
@@ -81,21 +83,23 @@ class SseFrames:
         self._client = httpx.Client(base_url=url, timeout=httpx.Timeout(60, connect=10))
         self._stream = self._client.stream("POST", "/api/sql/subscribe", json=body, headers=headers)
         self.response = self._stream.__enter__()
-        if self.response.status_code != 200:
-            self.response.read()
-            self.close()
 
     def __iter__(self) -> Iterator[Frame]:
         name = ""
-        for line in self.response.iter_lines():
-            if line.startswith("event: "):
-                name = line[7:]
-            elif line.startswith("data: "):
-                yield name, json.loads(line[6:])
+        try:
+            for line in self.response.iter_lines():
+                if line.startswith("event: "):
+                    name = line[7:]
+                elif line.startswith("data: "):
+                    yield name, json.loads(line[6:])
+        finally:
+            self._stream.__exit__(None, None, None)
+            self._client.close()
 
     def close(self) -> None:
-        self._stream.__exit__(None, None, None)
-        self._client.close()
+        network = self.response.extensions["network_stream"]
+        with suppress(OSError):  # it is closed already
+            network.get_extra_info("socket").shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
 
 
 class GrpcFrames:
@@ -161,7 +165,7 @@ class Follower:
                 self.frames.append(frame)
                 if self._folds:
                     self.fold.take(frame)
-        except (httpx.HTTPError, grpc.RpcError, ValueError):
+        except (httpx.HTTPError, httpx.StreamError, grpc.RpcError, OSError):
             pass  # the server or the test ended it
         except BaseException as error:
             self.failure = error
@@ -191,7 +195,8 @@ class Follower:
     def close(self) -> None:
         """End the stream."""
         self._source.close()
-        self._thread.join(10)
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the stream does not end"
         assert self.failure is None, self.failure
 
     def __enter__(self) -> Self:

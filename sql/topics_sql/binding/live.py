@@ -59,6 +59,9 @@ def _source(context: Context, query: syntax.Query) -> tuple[syntax.Select, synta
         }
         why = next((name for name, is_there in parts.items() if is_there), None)
         if why is None and isinstance(query.source, syntax.From):
+            if context.table_name(query.source.name).namespace == "topics":
+                message = "a live query follows a table: watch the topic, or consume it"
+                raise context.refuse(query.source.name.at, message, Reason.UNSUPPORTED_SQL)
             return query, query.source
     message = f"a live query is columns and a condition of one table, not {why or 'a query without a table'}"
     raise context.refuse(query.at, message, Reason.UNSUPPORTED_SQL)
