@@ -16,6 +16,7 @@ from topics_service.api.sql.cancels import SessionCancels
 from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.sql.held import HeldSessions
+from topics_service.api.sql.systempages import SystemPages
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchApi
 from topics_shards.checkpoints import CheckpointsApi
@@ -122,6 +123,7 @@ CALLS: Final = (
     ConsumeApi.claim,
     ConsumeApi.ack_claim,
     SqlApi.execute,
+    SystemPages.page,
     HeldSessions.attach,
     HeldSessions.describe,
     HeldSessions.execute,
@@ -180,6 +182,7 @@ READS: Final = frozenset(
         PositionsApi.ends,
         PositionsApi.ends_of,
         ConsumeApi.consume,
+        SystemPages.page,
         HeldSessions.describe,
         HeldSessions.query,
         ProcessApi.report,

@@ -58,7 +58,12 @@ class Shard:
             WatchApi.__name__: api.watches,
         }
         if api.sql is not None:
-            self.objects |= {SqlApi.__name__: api.sql, HeldSessions.__name__: HeldSessions(api)}
+            pages = api.sql.system.pages
+            self.objects |= {
+                SqlApi.__name__: api.sql,
+                HeldSessions.__name__: HeldSessions(api),
+                type(pages).__name__: pages,
+            }
 
     def of(self, method: Callable[..., object]) -> object:
         """The object that has the method."""
