@@ -62,7 +62,11 @@ _BINARY: Final[Schema] = {
 _GROUP: Final = Form(required=True, more={"minLength": 1, "maxLength": 255})
 _VALUES: Final[Schema] = {"type": "array", "items": ANY}
 _ROWS: Final[Schema] = {"type": "array", "items": _VALUES}
-_LIVE_ROW: Final[Schema] = {"type": "object", "description": "Values by the names of the columns."}
+_LIVE_ROW: Final[Schema] = {
+    "type": "object",
+    "description": "Values by the names of the columns.",
+    "additionalProperties": True,
+}
 _BIGINT: Final[Schema] = {
     "description": "How BIGINT values are written in the answer: as numbers, or as text for JavaScript, whose "
     "numbers are exact up to 2^53 only. Default: number.",
