@@ -206,6 +206,7 @@ REQUESTS: Final[Mapping[str, Form]] = {
 ANSWERS: Final[Mapping[str, Form]] = {
     "SqlServiceAckResponse.acknowledged_offset": _NULL,
     "SqlServiceAckResponse.none_yet": _OMIT,
+    "SqlResult.gaps": _ABSENT,
     "TopicConfig.priority": _NULL,
     "TopicConfig.dead_letter": _NULL,
     "TopicConfig.retain_until_acked_by": _ABSENT,

@@ -1,7 +1,7 @@
 """Answers to statements that the engine does not know: queries of the catalog, cursors, PREPARE and EXECUTE."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
@@ -19,7 +19,6 @@ from topics_service.engine.tables.types import Type, Value
 
 if TYPE_CHECKING:
     from topics_postgres.session import Session
-    from topics_service.api.sql.session import Pages
 
 STATEMENTS: Final = ArrayQuery | CatalogQuery | Declare | Fetch | Prepare | Execute
 
@@ -133,6 +132,10 @@ class _Rest:
             self._left -= count
         return rows
 
+    def notice(self) -> str:
+        """See Rest."""
+        return "" if self._portal.pages is None else self._portal.pages.notice()
+
     def close(self) -> None:
         """Do nothing: the cursor stays open."""
 
@@ -143,7 +146,7 @@ async def _fetch(session: "Session", statement: Fetch) -> Answer:
     if not statement.is_move:
         rows = await session.guarded(rest.next())
         result = SqlResult(columns=portal.prepared.columns or (), rows=rows, row_count=len(rows))
-        return Answer("Fetch", result, pages=cast("Pages", rest))
+        return Answer("Fetch", result, pages=rest)
     moved = 0
     while rows := await session.guarded(rest.next()):
         moved += len(rows)

@@ -1,6 +1,6 @@
 """Rows by their keys, answered as soon as their messages arrive: Bind, Execute and Sync of a prepared statement.
 
-Whatever is not exactly that, or fails, is left to the session's task, which has not been told of the messages yet.
+Whatever is not exactly that, or fails, is left to the session's task, which has not received the messages yet.
 """
 
 import struct

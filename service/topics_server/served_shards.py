@@ -31,6 +31,7 @@ from topics_shards.sessions import RelayedCancels, RelayedSessions
 from topics_shards.shard_work import ShardWork
 from topics_shards.shards import LostCallError, Method, P, Shards
 from topics_shards.sql import ShardedLive, ShardedSql, SqlPlacements
+from topics_shards.systemtables import MergedSystemTables
 from topics_shards.topics import ShardedTopics
 
 log: Final = logging.getLogger("topics.server")
@@ -120,6 +121,7 @@ class ServedShards:
         api.parts.connect(self._shards)
         if api.sql is not None:
             api.sql.placements = SqlPlacements(self._located)
+            api.sql.system.merged = MergedSystemTables(self._located)
             api.sql.users.spread = self._spread
 
     def begin(self, core: Core, confirm: Callable[[], Awaitable[object]] | None = None) -> "LocalWork":

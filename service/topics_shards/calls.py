@@ -17,6 +17,7 @@ from topics_service.api.sql.consume import ConsumeApi
 from topics_service.api.sql.executor import SqlApi
 from topics_service.api.sql.held import HeldSessions
 from topics_service.api.sql.live import LiveApi
+from topics_service.api.sql.systempages import SystemPages
 from topics_service.api.topics import TopicsApi
 from topics_service.api.watch import WatchApi
 from topics_shards.checkpoints import CheckpointsApi
@@ -124,6 +125,7 @@ CALLS: Final = (
     ConsumeApi.ack_claim,
     SqlApi.execute,
     LiveApi.follow,
+    SystemPages.page,
     HeldSessions.attach,
     HeldSessions.describe,
     HeldSessions.execute,
@@ -182,6 +184,7 @@ READS: Final = frozenset(
         PositionsApi.ends,
         PositionsApi.ends_of,
         ConsumeApi.consume,
+        SystemPages.page,
         HeldSessions.describe,
         HeldSessions.query,
         ProcessApi.report,

@@ -23,7 +23,7 @@ class Rest(NamedTuple):
 
     lines: list[TopicSummary]
     has_more: bool
-    """Whether there may be others behind them."""
+    """True if there may be others behind them."""
     read_at: float
     pages: int
     """The number of pages that were read at once."""

@@ -59,8 +59,13 @@ class Shard:
             WatchApi.__name__: api.watches,
         }
         if api.sql is not None:
-            self.objects |= {SqlApi.__name__: api.sql, HeldSessions.__name__: HeldSessions(api)}
-            self.objects[LiveApi.__name__] = api.sql.live
+            pages = api.sql.system.pages
+            self.objects |= {
+                SqlApi.__name__: api.sql,
+                HeldSessions.__name__: HeldSessions(api),
+                LiveApi.__name__: api.sql.live,
+                type(pages).__name__: pages,
+            }
 
     def of(self, method: Callable[..., object]) -> object:
         """The object that has the method."""

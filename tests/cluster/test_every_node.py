@@ -72,6 +72,30 @@ async def test_records_of_all_shards_at_all_nodes(world: World) -> None:
             assert (await at.get("/v0/metrics")).status_code == 200
 
 
+async def test_system_tables_have_the_rows_of_all_nodes(world: World) -> None:
+    async with three(world) as nodes, contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(client(node)) for node in nodes.values()]
+
+        async def sql(at: httpx.AsyncClient, text: str) -> list[list[Any]]:
+            answer = await at.post("/api/sql", json={"sql": text})
+            assert answer.status_code == 200, answer.text
+            rows: list[list[Any]] = answer.json()["results"][-1]["rows"]
+            return rows
+
+        for number in range(12):
+            at = clients[number % 3]
+            await append(at, f"topic-{number:02}", "one", "two")
+            ack = {"topic": f"topic-{number:02}", "group_id": f"g{number:02}", "upto_offset": 0}
+            assert (await at.post("/api/topics/ack", json=ack)).status_code == 200
+        names = [f"topic-{number:02}" for number in range(12)]
+        for at in clients:
+            assert [name for (name,) in await sql(at, "SELECT name FROM system.topics ORDER BY name")] == names
+            counts = await sql(at, "SELECT topic, next_offset FROM system.topic_partitions ORDER BY topic")
+            assert counts == [[name, 2] for name in names]
+            offsets = await sql(at, "SELECT group_id, topic, lag FROM system.topic_offsets ORDER BY group_id")
+            assert offsets == [[f"g{number:02}", names[number], 1] for number in range(12)]
+
+
 async def test_metrics_are_sums_over_all_nodes_and_limits_count_all_shards(world: World) -> None:
     async with three(world, max_topics=12) as nodes, contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(client(node)) for node in nodes.values()]

@@ -17,7 +17,13 @@ from support.push import EventStream
 from support.server import ServerProcess
 
 KEYS = {"TOPICS_API_KEYS": "sekret-all,sekret-read:read,sekret-none:read:nothing"}
-STREAMS = {("GET", "/v0/watch/{wid}"), ("GET", "/v0/topics/{topic}/work"), ("GET", "/v0/ws")}
+STREAMS = {
+    ("GET", "/v0/watch/{wid}"),
+    ("GET", "/v0/topics/{topic}/work"),
+    ("GET", "/v0/ws"),
+    ("POST", "/api/sql/subscribe"),
+    ("POST", "/v1/api/sql/subscribe"),
+}
 
 
 class Seen(set[tuple[str, str, int]]):

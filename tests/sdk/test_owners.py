@@ -349,6 +349,29 @@ def test_a_client_that_calls_rarely_finds_the_owner(monkeypatch: pytest.MonkeyPa
     assert not routes._hints.is_avoided("a:1"), "it may take a moment to connect again"
 
 
+def test_a_client_of_one_dead_node_calls_an_owner_that_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes, made = routes_of()
+    key, other = ("t", 0, ""), ("other", 0, "")
+    routes.answered(key, (), named("a:1"))
+    assert routes.begin(other) == (made[0], False)
+    routes.failed(made[0], other, grpc.StatusCode.UNAVAILABLE, "not_ready")
+    assert routes.begin(other) == (made[0], False), "the node is there, and says what the shard is"
+    routes.failed(made[0], other, grpc.StatusCode.UNAVAILABLE)
+    assert routes.begin(other) == (made[1], True)
+    assert routes.current() is made[1]
+    routes.failed(made[1], other, grpc.StatusCode.UNAVAILABLE)
+    assert routes.begin(other) == (made[0], False), "no other is left"
+    routes.answered(key, (), named("b:1"))
+    assert routes.begin(other) == (made[2], True)
+    monkeypatch.setattr(FakeLink, "is_connected", False)
+    assert routes.begin(other) == (made[0], False)
+    monkeypatch.setattr(FakeLink, "is_connected", True)
+    later = time.monotonic() + 31
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert routes.begin(other) == (made[0], False), "it may be back"
+    assert routes.begin(key) == (made[2], True)
+
+
 @pytest.mark.parametrize(("reason", "is_avoided"), [("not_ready", False), ("shutting_down", True), ("", True)], ids=str)
 def test_what_an_owner_says_that_is_not_available(reason: str, is_avoided: bool) -> None:
     routes, made = routes_of()

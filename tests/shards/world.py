@@ -25,6 +25,7 @@ from topics_shards.locating import Located
 from topics_shards.remote import RemoteShards, remote_methods
 from topics_shards.shards import LocalShards, Shard, Shards
 from topics_shards.sql import ShardedLive, ShardedSql, SqlPlacements
+from topics_shards.systemtables import MergedSystemTables
 from topics_shards.topics import ShardedTopics
 from topics_shards.wire.client import Channel
 from topics_shards.wire.server import ShardServer, unix
@@ -48,6 +49,7 @@ class ShardsWorld:
         self.located = located = Located(self.shards)
         for sql in sqls:
             sql.placements = SqlPlacements(located)
+            sql.system.merged = MergedSystemTables(located)
         for api in apis:
             api.parts.connect(self.shards)
             api.parts.resume()

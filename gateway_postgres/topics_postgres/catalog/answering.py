@@ -37,7 +37,7 @@ _SECONDS: Final = 30.0
 
 
 class Asking(NamedTuple):
-    """What an answer depends on beside the text: variables of the session by name, its functions, and its rights."""
+    """Inputs of an answer beside the text: variables of the session by name, its functions, and its rights."""
 
     variables: dict[str, Any]
     function: Callable[[str, list[str]], Any]
@@ -174,7 +174,7 @@ class Catalogs:
 
 
 def _check_installed(piece: Piece) -> None:
-    """Raise without DuckDB. Drivers that look up a type when they connect are told that there is none of its name."""
+    """Raise without DuckDB. For drivers that look up a type when they connect, there is none of its name."""
     try:
         check_installed()
     except TopicsError as error:

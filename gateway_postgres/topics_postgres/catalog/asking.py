@@ -26,7 +26,7 @@ _ALIKE: Final = {"user": "current_user"}
 
 
 def asking(session: "Session") -> Asking:
-    """What queries of the catalog take from a session."""
+    """Inputs that queries of the catalog take from a session."""
     variables = session.variables
     settings = variables.all()
     return Asking(

@@ -44,7 +44,7 @@ _NULLS: Final = words(
     pg_get_statisticsobjdef_columns/1 pg_get_statisticsobjdef_expressions/1 pg_get_serial_sequence/2
     pg_tablespace_location/1 pg_describe_object/3 inet_server_addr/0 inet_client_addr/0"""
 )
-"""Functions of what there is none of, with the number of their arguments."""
+"""Functions of objects that do not exist here, with the number of their arguments."""
 _NO_NUMBERS: Final = words(
     """pg_relation_size/1 pg_relation_size/2 pg_total_relation_size/1 pg_table_size/1 pg_indexes_size/1
     pg_database_size/1 pg_tablespace_size/1 pg_stat_get_numscans/1 pg_stat_get_live_tuples/1 pg_stat_get_dead_tuples/1

@@ -253,7 +253,7 @@ def of_caller(sources: Mapping[str, Rows], users: Rows) -> Objects:
 
 
 def _grouped(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
-    """What is behind the namespace and the name of a table, by these."""
+    """Members of a row behind the namespace and the name of a table, by these two."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         found.setdefault((row[0], row[1]), []).append(row[2:])

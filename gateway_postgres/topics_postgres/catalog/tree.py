@@ -99,7 +99,7 @@ class Query:
     ) -> None:
         """`given` has the OIDs of parameters by number; `session` answers functions of the session.
 
-        Without values, parameters are NULL. Raises PgError for what there is not.
+        Without values, parameters are NULL. Raises PgError for a name or form that is not served.
         """
         self._with_values = with_values
         self._piece = piece
@@ -451,7 +451,7 @@ class Query:
         return self._inside(node)
 
     def _collate(self, node: Node) -> Node:
-        """What a collation is asked for: texts are compared by their bytes, as with the one that there is."""
+        """Collations that queries name: texts are compared by their bytes, as with the only one here."""
         if str(node.get("collation", "")).lower().rpartition(".")[2] not in ("default", "c", "posix", "ucs_basic"):
             raise self._refused(f'collation "{str(node.get("collation"))[:80]}" does not exist', node, "42704")
         found: Node = self._visit(node["child"])

@@ -94,7 +94,8 @@ class Routes:
 
     An owner's link is used once it is connected, so an address that can't be reached from here costs no call. When a
     call on it fails because the node is unavailable, the next calls go to the configured node, and that owner is not
-    tried for half a minute. When one fails that way at a configured node, the next of them takes its place.
+    tried for half a minute. When one fails that way at a configured node, the next of them takes its place; if there is
+    none, any owner that is connected, since every node answers every call.
     """
 
     def __init__(self, address: Address, connect: Callable[[Address], Link], *, follow_owners: bool = True) -> None:
@@ -110,6 +111,7 @@ class Routes:
         self._closing: list[Link] = []
         self._sweep_at = time.monotonic() + _SWEEP_SECONDS
         self._away_until = 0.0  # the only configured node
+        self._dead_until = 0.0  # the same, for calls of every kind
         self._lock = Lock()
         self._closed = False
 
@@ -132,7 +134,8 @@ class Routes:
     def current(self) -> Link:
         """The link for a call that nothing is known of."""
         with self._lock:
-            return self._owner_of(EVERYTHING, time.monotonic()) or self._configured
+            now = time.monotonic()
+            return self._owner_of(EVERYTHING, now) or self._instead(now) or self._configured
 
     def begin(self, key: Key, *, is_anywhere: bool = False) -> tuple[Link, bool]:
         """The link for the next call, and whether it is one to an owner, for which `end` is due.
@@ -141,7 +144,7 @@ class Routes:
         """
         if self._closing:
             self._close_left()
-        if not len(self._hints):
+        if not len(self._hints) and not self._dead_until:
             return self._configured, False
         now = time.monotonic()
         if is_anywhere and now >= self._away_until:
@@ -149,7 +152,7 @@ class Routes:
         with self._lock:
             if now > self._sweep_at:
                 self._sweep(now)
-            link = self._owner_of(key, now)
+            link = self._owner_of(key, now) or self._instead(now)
             if link is None:
                 return self._configured, False
             link.calls += 1
@@ -199,6 +202,8 @@ class Routes:
                 self._hints.forget(key, link.address.target)
             elif len(self._nodes) == 1:
                 self._away_until = time.monotonic() + AVOID_SECONDS
+                if reason in _OF_NODE:
+                    self._dead_until = self._away_until
             elif not self._closed:
                 at = self._nodes.index(link.address) + 1
                 self._configured = self._link_of(self._nodes[at % len(self._nodes)])
@@ -234,6 +239,16 @@ class Routes:
         elif now - link.since > CONNECT_SECONDS:
             self._avoid(link)
         return None
+
+    def _instead(self, now: float) -> Link | None:
+        """An owner that is connected, in place of the only configured node while that is away."""
+        if not self._dead_until:
+            return None
+        if now >= self._dead_until:
+            self._dead_until = 0.0
+            return None
+        others = (link for target, link in self._owners.items() if not self._hints.is_avoided(target))
+        return next((link for link in others if link is not self._configured and link.is_ready()), None)
 
     def _learn(self, key: Key, target: str) -> None:
         """Remember an owner, and connect to it in the background unless it has failed a short time ago."""

@@ -48,7 +48,7 @@ class SqlResult(Generic[Value_co]):
     """Rows that were read, or changed."""
     message: str | None = None
     gaps: tuple[RecordGap, ...] = ()
-    """What the statement would have read of topics, had it not been lost."""
+    """Records of topics that the statement would have read, had they not been lost."""
     of: type[Value_co] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:

@@ -182,7 +182,7 @@ class TopicsApi:
             pressure=self._pressure,
             consumers=self.consumers,
             users=statements,
-            system=SystemTables(self._engine, users=statements.lines, settings=settings),
+            system=SystemTables(self._engine, users=statements.lines, settings=settings, admit=self._admit),
             statistics=self.metrics.sql,
             observers=self.observers,
             timeout_seconds=timeout_seconds,

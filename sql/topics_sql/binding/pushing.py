@@ -65,7 +65,7 @@ def _lighter(rows: Rows, used: set[int]) -> Rows:
 
 
 def topic_scans(topics: Sequence[str], query: Query, inner: Sequence[Inner]) -> tuple[TopicSource, ...]:
-    """What is read of each topic, in the order of `topics`."""
+    """Scans of the topics, in the order of `topics`."""
     used = set(_columns_in((query, inner)))
     scans = [TopicScan()] * len(topics)
 

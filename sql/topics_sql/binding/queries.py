@@ -108,7 +108,7 @@ Source = Table | plans.SystemSource | plans.TopicSource | plans.Join | None
 def _from(
     context: Context, tree: syntax.Select, of_views: dict[int, Expression]
 ) -> tuple[list[Relation], Source, Expression | None]:
-    """What FROM names. The columns of views have negative ids, and `of_views` gets what they stand for."""
+    """The relation that FROM names. The columns of views have negative ids, and `of_views` gets what they stand for."""
     if tree.source is None:
         return [], None, None
     if isinstance(tree.source, syntax.From):

@@ -44,7 +44,7 @@ def is_plain(context: Context, view: View, depth: int = 0) -> bool:
 
 @contextmanager
 def reading(around: Context, view: View, at: int) -> Iterator[Context]:
-    """The context of a view's own text. Its errors are told at the place that names the view."""
+    """The context of a view's own text. Its errors have the place that names the view."""
     try:
         yield Context(view.text, around.schema, view.reading_namespace)
     except TopicsError as error:

@@ -14,7 +14,7 @@ from topics_sql.binding.scope import Context
 
 
 class Reads(NamedTuple):
-    """What a view reads: tables, columns of them by their ids, the views that it names, and topics."""
+    """Objects that a view reads: tables, columns of them by their ids, the views that it names, and topics."""
 
     tables: tuple[TableName, ...]
     columns: tuple[tuple[TableName, int], ...]

@@ -1,4 +1,4 @@
-"""What stands behind GROUP BY: expressions, GROUPING SETS, ROLLUP and CUBE."""
+"""The list behind GROUP BY: expressions, GROUPING SETS, ROLLUP and CUBE."""
 
 from itertools import combinations
 from typing import Final

@@ -64,7 +64,7 @@ class Page(Protocol):
 
 
 class Wakeable(Protocol):
-    """An object that is told that the server drains."""
+    """An object that `set` wakes when the server drains."""
 
     def set(self) -> None:
         """Look at the state of the server."""
@@ -164,7 +164,7 @@ class Claims:
         return Token(int(found[1]), int(found[2]) + 1)
 
     def _of(self, group: str, topic: Topic, partition: int) -> "SharedPartition":
-        """What the workers of a group share. Raises `throttled` where too many partitions have open claims."""
+        """State that the workers of a group share. Raises `throttled` where too many partitions have open claims."""
         key = group, Place(topic.name, topic.topic_id, partition)
         shared = self._shared.get(key)
         if shared is None:
@@ -176,7 +176,7 @@ class Claims:
         return shared
 
     def _make_room(self) -> None:
-        """Forget one that nobody uses, of those that were used longest ago."""
+        """Forget one that is not in use, of those that were used longest ago."""
         for key, shared in list(self._shared.items())[:_LOOKED_AT]:
             if not shared.in_use:
                 del self._shared[key]
@@ -222,7 +222,7 @@ class _Claimant:
 
 
 class SharedPartition:
-    """What the workers of one group share of one partition: its ranges, and those who wait for one, first come first.
+    """State that the workers of one group share for one partition: its ranges, and the waiting workers in their order.
 
     One pass at a time looks where the group stands, and serves all who wait. New records, ends of claims and new
     workers ask for it.

@@ -90,14 +90,14 @@ class ConsumeApi:
             parked.leave()
 
     async def claim(self, request: ConsumeRequest, *, principal: Principal) -> ConsumeReply:
-        """Read a page that nobody else of the group holds, and hold it until it is acknowledged, at most for
+        """Read a page that no other worker of the group holds, and hold it until it is acknowledged, at most for
         `visibility_seconds`; waits for a first message behind those who wait already. See `Claims`.
 
         Cancelling the call gives the page back. Raises `throttled` where the group has too many open claims.
         """
         _, topic, seconds = self._checked(request, principal)
         if isinstance(request.start, int):
-            raise invalid("claims go on where the group stands: an offset reads without a claim", {"field": "start"})
+            raise invalid("claims begin where the group stands: an offset reads without a claim", {"field": "start"})
         if request.group is None:
             raise invalid("a claim is that of a group", {"field": "group_id"})
         visibility = request.visibility_seconds

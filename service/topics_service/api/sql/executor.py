@@ -39,6 +39,7 @@ from topics_service.api.sql.reader import SqlReader
 from topics_service.api.sql.requests import AckRequest, ConsumeRequest, ResultColumn, SqlReply, SqlRequest, SqlResult
 from topics_service.api.sql.seenschema import SeenSchema
 from topics_service.api.sql.system import SystemRows, SystemTables
+from topics_service.api.sql.systempages import SPREAD
 from topics_service.api.sql.users import UserStatements
 from topics_service.engine.engine import Engine
 from topics_service.engine.errors import Reason, TopicsError, invalid
@@ -256,6 +257,8 @@ class Run:
 
     async def _select(self, action: plans.Query, parameters: Sequence[Value]) -> SqlResult:
         system = self._api.system.seen_by(self._principal)
+        if self._api.system.merged is not None:
+            system = await self._merged(action, system)
         if isinstance(action, plans.Analysis):
             transaction = self._transaction
             try:
@@ -273,6 +276,17 @@ class Run:
         return SqlResult(
             columns=outputs_of(action.outputs), rows=outcome.rows, row_count=outcome.row_count, gaps=outcome.gaps
         )
+
+    async def _merged(self, action: plans.Query, system: SystemRows) -> SystemRows:
+        """The system tables of a query with the rows of all shards; reading them counts as the statement's time."""
+        tables = plans.system_tables(action)
+        if SPREAD.isdisjoint(tables):
+            return system
+        try:
+            async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
+                return await self._api.system.read(tables, self._principal)
+        except TimeoutError:
+            raise self._timed_out() from None
 
     async def _analyze(
         self,
@@ -394,7 +408,8 @@ class Run:
         parameters = self._parameters(plan)
         staged = StagedRows(parameters)
         try:
-            await self._analyze(query, parameters, self._api.system.seen_by(self._principal), transaction, staged)
+            system = await self._merged(query, self._api.system.seen_by(self._principal))
+            await self._analyze(query, parameters, system, transaction, staged)
             transaction.depend(query.read)
             return await self._finish(transaction.run_many(action, staged.rows))
         finally:

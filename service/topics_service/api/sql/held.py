@@ -53,7 +53,7 @@ class _Kept:
         return rows[start : self._at]
 
     def notice(self) -> str:
-        """See Rest. What there was to tell was told with the first rows."""
+        """See Rest. The first rows had the notice."""
         return ""
 
     def close(self) -> None:

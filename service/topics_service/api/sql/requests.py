@@ -61,7 +61,7 @@ class ConsumeRequest(Struct, kw_only=True):
 
     `timeout_seconds` None: the default of the settings; 0 does not wait. The topic may be given by its alias.
 
-    With `visibility_seconds` the messages are claimed: for so long nobody else who claims gets them.
+    With `visibility_seconds` the messages are claimed: no other claim has them for so long.
     """
 
     topic: str

@@ -75,7 +75,7 @@ class Rest(Protocol):
         ...
 
     def notice(self) -> str:
-        """What the pages since the last call have found that a caller should know; empty for nothing."""
+        """A notice for the caller from the pages since the last call; empty for none."""
         ...
 
     def close(self) -> None:
@@ -343,6 +343,8 @@ class _Statement(Run):
             self._notice = lost(result.gaps)
             return result
         system, gaps = self._api.system.seen_by(self._principal), list[TopicGap]()
+        if self._api.system.merged is not None:
+            system = await self._merged(action, system)
         steps = cast("Generator[Any, None, None]", self._api.tables.rows(action, parameters, system, gaps))
         rows = await self.page(steps)
         for topic in topics_of(action):

@@ -1,11 +1,12 @@
 """Rows of the system tables, made when they are read, without those that the caller may not know of."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from topics_service.api.access.auth import Principal
+from topics_service.api.sql.systempages import SPREAD, SystemPages
 from topics_service.engine import names
 from topics_service.engine.engine import Engine
 from topics_service.engine.offsets.group_index import in_order
@@ -18,6 +19,17 @@ from topics_service.engine.topic import Topic
 Row = Sequence[Value]
 SystemRows = Callable[[str], Iterable[Row]]
 """Gives the rows of a system table by its name, in the order and the columns of `SYSTEM_TABLES`."""
+
+
+class MergedTables(Protocol):
+    """Reads the system tables that have rows in every shard."""
+
+    async def read(self, table: str, principal: Principal) -> Callable[[], Iterable[Row]]:
+        """A reader of the rows of a table of `SPREAD` in its order, once all are here.
+
+        Raises for a shard that does not answer.
+        """
+        ...
 
 
 class UserLine(NamedTuple):
@@ -50,7 +62,11 @@ class SystemTables:
         *,
         users: Callable[[], Iterable[UserLine]] = lambda: (),
         settings: Sequence[SettingLine] = (),
+        admit: Callable[[], Engine] | None = None,
     ) -> None:
+        """`admit` gives the engine to other shards, or refuses them."""
+        self.merged: MergedTables | None = None  # of a server with several shards
+        self.pages = SystemPages(admit or (lambda: engine), self._topic)
         self._engine = engine
         self._users = users
         self._settings = settings
@@ -58,6 +74,14 @@ class SystemTables:
     def seen_by(self, principal: Principal) -> SystemRows:
         """The tables as the caller may see them."""
         return lambda name: _MAKERS[name](self, principal)
+
+    async def read(self, tables: Iterable[str], principal: Principal) -> SystemRows:
+        """As `seen_by`, with the rows of all shards in these tables, once they are here."""
+        here = self.seen_by(principal)
+        if self.merged is None:
+            return here
+        merged = {name: await self.merged.read(name, principal) for name in tables if name in SPREAD}
+        return lambda name: merged[name]() if name in merged else here(name)
 
     def _namespaces(self, principal: Principal) -> Iterator[Row]:
         for namespace in sorted(self._engine.tables.schema.namespaces.values(), key=lambda each: each.name):
@@ -104,12 +128,15 @@ class SystemTables:
 
     def _topics(self, principal: Principal) -> Iterator[Row]:
         for topic in self._visible(principal):
-            config = topic.config
-            yield (
-                topic.topic_id, topic.name, self._engine.topic_catalog.alias(topic.number), topic.partition_count,
-                config.ttl_ms // 1000 if config.ttl_ms else None, config.cap_bytes or None, config.durability,
-                topic.created_ts * 1000, config.type, _json(list(self._routes(topic, principal))),
-            )  # fmt: skip
+            yield self._topic(topic, principal)
+
+    def _topic(self, topic: Topic, principal: Principal) -> Row:
+        config = topic.config
+        return (
+            topic.topic_id, topic.name, self._engine.topic_catalog.alias(topic.number), topic.partition_count,
+            config.ttl_ms // 1000 if config.ttl_ms else None, config.cap_bytes or None, config.durability,
+            topic.created_ts * 1000, config.type, _json(list(self._routes(topic, principal))),
+        )  # fmt: skip
 
     def _routes(self, topic: Topic, principal: Principal) -> Iterator[dict[str, Any]]:
         for table, route in self._routes_into(topic, principal):

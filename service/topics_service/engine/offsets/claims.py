@@ -114,7 +114,7 @@ class ClaimedRanges:
         return offset < self.base or any(piece.hold is Hold.ACKED for piece in self._within(offset, offset + 1))
 
     def ack(self, start: int, stop: int) -> None:
-        """Acknowledge a range, whoever holds it; `base` follows the lowest offset that is not acknowledged."""
+        """Acknowledge a range, held by a worker or not; `base` follows the lowest offset that is not acknowledged."""
         start = max(start, self.base)
         if start >= stop:
             return

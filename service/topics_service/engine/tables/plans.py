@@ -164,6 +164,18 @@ class Subscribe(Struct, frozen=True):
     snapshot: bool = True
 
 
+def system_tables(query: "Query") -> tuple[str, ...]:
+    """The names of the system tables that a query reads, without `system.`."""
+    if isinstance(query, Analysis):
+        return query.system
+    match query.source:
+        case SystemSource(name=name):
+            return (name,)
+        case Join(left=left, right=right):
+            return left.name, right.name
+    return ()
+
+
 # ----------------------------------------------------------------------- writing
 #
 # A change with a `query` runs once for each row of it: the values of the row are the first parameters, and those of

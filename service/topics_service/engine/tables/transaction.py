@@ -218,13 +218,13 @@ class TableTransaction:
         return self._now_us
 
     def pin(self) -> None:
-        """Let `reader` give the rows as they are now, until `unpin`: here nobody else writes."""
+        """Let `reader` give the rows as they are now, until `unpin`: there is no other writer here."""
 
     def unpin(self) -> None:
         """Let `reader` give the newest rows again."""
 
     def depend(self, tables: Iterable[int]) -> None:
-        """Note tables that the changes depend on as a whole: here nobody else writes."""
+        """Note tables that the changes depend on as a whole: there is no other writer here."""
 
     def own_keys(self, table: Table) -> Sequence[bytes]:
         """The keys of the rows of a table that were changed, in order."""

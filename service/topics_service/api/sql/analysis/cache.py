@@ -3,7 +3,7 @@
 A table that a query reads for the first time is read as a whole. From then on each commit notes the keys that it
 changed, and the next query reads these rows again: they are laid over the rows of before, which stay as they are. When
 a tenth of a table has changed, both are merged. The least recently used tables go when all take too much. A table that
-is too large to be kept beside the others of its query is streamed, for each query anew.
+is too large to be kept beside the others of its query is streamed, again for each query.
 """
 
 import asyncio

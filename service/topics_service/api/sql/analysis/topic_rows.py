@@ -37,7 +37,7 @@ class Held:
 
 
 class TopicRows:
-    """What one query reads of topics. `close` lets go of it."""
+    """Topics as one query reads them. `close` lets go of their rows."""
 
     def __init__(self, tables: Tables, sources: Sequence[plans.TopicSource], held: Held) -> None:
         self.gaps: list[TopicGap] = []
