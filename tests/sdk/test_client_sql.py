@@ -120,24 +120,27 @@ def test_a_live_query_is_a_snapshot_and_changes(client: TopicsClient, space: str
     client.sql(f"INSERT INTO {space}.t VALUES (1, 1.5)")
     text = "SELECT id, price FROM t WHERE id < $1"
     with client.subscribe(text, [10], namespace=space) as live:
-        first = next(live)
+        events = iter(live)
+        first = next(events)
         assert isinstance(first, LiveSnapshot)
         assert first.rows == [{"id": 1, "price": Decimal("1.50")}]
-        assert isinstance(next(live), LiveCaughtUp)
+        assert isinstance(next(events), LiveCaughtUp)
         client.sql(f"INSERT INTO {space}.t VALUES (2, 2), (20, 3)")
-        change = next(live)
+        change = next(events)
         assert isinstance(change, LiveChange)
         assert (change.op, change.row, change.old) == ("Insert", {"id": 2, "price": Decimal(2)}, None)
         position = live.position
     client.sql(f"DELETE FROM {space}.t")
     with client.subscribe(text, [10], namespace=space, after=position) as live:
-        ops = [next(live) for _ in range(2)]
+        events = iter(live)
+        ops = [next(events) for _ in range(2)]
         assert [event.op for event in ops if isinstance(event, LiveChange)] == ["Delete", "Delete"]
     with client.subscribe(text, [10], namespace=space, after="0" * 16 + "-7") as live:
-        gap = next(live)
+        events = iter(live)
+        gap = next(events)
         assert isinstance(gap, LiveGap)
         assert (gap.reason, live.position) == ("unknown", None)
-        assert next(live) == LiveSnapshot([], True, gap.to_position)
+        assert next(events) == LiveSnapshot([], True, gap.to_position)
         client.sql(f"ALTER TABLE {space}.t ADD COLUMN c INT")
         with pytest.raises(ConflictError):
-            list(live)
+            list(events)

@@ -124,7 +124,7 @@ def test_following_a_query(topics: Cli) -> None:
         assert (change["op"], change["row"], change["old"]) == ("Insert", {"id": 2}, None)
         running.kill()
     topics("sql", "-c", "DELETE FROM followed.t; DROP TABLE followed.t CASCADE")
-    assert "table_not_found" in topics("sql", "--follow", "-c", text, "-p", "5", code=3).err
+    assert "table_not_found" in topics("sql", "--follow", "-c", text, "-p", "5", code=5).err
     topics("sql", "--after", "x", "-c", "SELECT 1", code=2)
     topics("sql", "--follow", code=2)
     topics("sql", "--follow", "-c", "SELECT 1", "--format", "csv", code=2)
