@@ -10,7 +10,7 @@ from support.server import ServerProcess
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("fuzz")) as running:
+    with ServerProcess(tmp_path_factory.mktemp("fuzz"), env={"TOPICS_MAX_CONSUME_TIMEOUT": "1"}) as running:
         yield running
 
 

@@ -45,6 +45,7 @@ OWN = {
     # Started by the server itself, or by a thread that has no request.
     "gateway_http/topics_gateway/transport/server.py": 1,
     "service/topics_service/api/scheduling/commit.py": 1,
+    "service/topics_service/api/sql/claims.py": 1,
     "service/topics_net/tls_listener.py": 1,
     "service/topics_server/bulk_reader.py": 1,
     "service/topics_server/bulk_readers.py": 3,

@@ -36,6 +36,7 @@ _STATEMENTS: Final = (
     "SELECT rank() OVER w, sum(a) OVER (w ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) FROM t WINDOW w AS (ORDER BY b)",
     "SELECT x.a FROM t x LEFT JOIN (SELECT a FROM t) y USING (a), LATERAL (SELECT x.b) z WHERE a IN (VALUES (1))",
     "SELECT a FROM t UNION (SELECT b FROM t EXCEPT SELECT 3) ORDER BY 1; SELECT 1 < ALL (SELECT a FROM t LIMIT 1)",
+    "SUBSCRIBE TO t WHERE c = E'a\\x41\\u00e9\\101' OPTIONS (last_rows = 3); CREATE VIEW w AS SELECT a FROM t",
     "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY j), string_agg(c, ',') FROM t WHERE EXISTS (VALUES (1))",
 )
 _REASONS: Final = {
@@ -62,7 +63,7 @@ TARGETS: Final[tuple[Target, ...]] = (
         name="sql",
         decode=_plans,
         samples=[statement.encode() for statement in _STATEMENTS],
-        covers=["topics_sql.reader:parse"],
+        covers=["topics_sql.reader:parse", "topics_sql.tokens:_unescaped"],
         errors=(TopicsError,),
         growth=2000,
     ),

@@ -12,7 +12,16 @@ from topics_service.api.access.users import UserRow
 from topics_service.api.access.verifiers import Verifier
 from topics_service.api.sql import users
 from topics_service.engine.errors import TopicsError
-from topics_service.engine.tables import calendar, catalog, documents, keycode, rowcode, topic_catalog, values
+from topics_service.engine.tables import (
+    calendar,
+    catalog,
+    changelog,
+    documents,
+    keycode,
+    rowcode,
+    topic_catalog,
+    values,
+)
 from topics_service.engine.tables.expressions import Binary, Call, Column, Literal
 from topics_service.engine.tables.messages import META_START, envelope_of, meta_end
 from topics_service.engine.tables.model import (
@@ -128,6 +137,21 @@ TARGETS: Final[tuple[Target, ...]] = (
         covers=[f"{_TABLES}.topic_catalog:decode_counts"],
         errors=(ValueError,),
         again=lambda counts: topic_catalog.encode_counts(*counts),
+    ),
+    Target(
+        name="entry of a change log",
+        decode=lambda data: changelog.read_entry(data[:24], data[24:]),
+        samples=[bytes(23) + b"\1\1" + keys.u64(7) + msgspec.msgpack.encode([(b"k", None, b"row")])],
+        covers=[f"{_TABLES}.changelog"],
+        errors=(changelog.CorruptRowError,),
+    ),
+    Target(
+        name="row of a change log",
+        decode=changelog.read_state,
+        samples=[changelog.write_state(changelog.new_state(bytes, is_kept=True))],
+        covers=[f"{_TABLES}.changelog"],
+        errors=(ValueError, IndexError, msgspec.MsgspecError),
+        again=changelog.write_state,
     ),
     Target(
         name="key of an index entry",

@@ -228,8 +228,8 @@ def _visibility(options: sql_pb2.ClaimOptions) -> int:
     return options.visibility_seconds if options.HasField("visibility_seconds") else DEFAULT_VISIBILITY
 
 
-def _claim(claim: GrantedClaim) -> sql_pb2.Claim:
-    return sql_pb2.Claim(
+def _claim(claim: GrantedClaim) -> sql_pb2.HeldRange:
+    return sql_pb2.HeldRange(
         claim_id=claim.claim_id,
         from_offset=claim.from_offset,
         to_offset=claim.to_offset,

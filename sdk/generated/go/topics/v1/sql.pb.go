@@ -1121,7 +1121,7 @@ func (x *ClaimOptions) GetVisibilitySeconds() uint32 {
 }
 
 // A range of messages that a worker holds. Once its time is over without an ack, the messages are handed out again.
-type Claim struct {
+type HeldRange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Identity of the claim, for Ack.
 	ClaimId string `protobuf:"bytes,1,opt,name=claim_id,json=claimId,proto3" json:"claim_id,omitempty"`
@@ -1135,20 +1135,20 @@ type Claim struct {
 	sizeCache         protoimpl.SizeCache
 }
 
-func (x *Claim) Reset() {
-	*x = Claim{}
+func (x *HeldRange) Reset() {
+	*x = HeldRange{}
 	mi := &file_topics_v1_sql_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Claim) String() string {
+func (x *HeldRange) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Claim) ProtoMessage() {}
+func (*HeldRange) ProtoMessage() {}
 
-func (x *Claim) ProtoReflect() protoreflect.Message {
+func (x *HeldRange) ProtoReflect() protoreflect.Message {
 	mi := &file_topics_v1_sql_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1160,33 +1160,33 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Claim.ProtoReflect.Descriptor instead.
-func (*Claim) Descriptor() ([]byte, []int) {
+// Deprecated: Use HeldRange.ProtoReflect.Descriptor instead.
+func (*HeldRange) Descriptor() ([]byte, []int) {
 	return file_topics_v1_sql_proto_rawDescGZIP(), []int{14}
 }
 
-func (x *Claim) GetClaimId() string {
+func (x *HeldRange) GetClaimId() string {
 	if x != nil {
 		return x.ClaimId
 	}
 	return ""
 }
 
-func (x *Claim) GetFromOffset() uint64 {
+func (x *HeldRange) GetFromOffset() uint64 {
 	if x != nil {
 		return x.FromOffset
 	}
 	return 0
 }
 
-func (x *Claim) GetToOffset() uint64 {
+func (x *HeldRange) GetToOffset() uint64 {
 	if x != nil {
 		return x.ToOffset
 	}
 	return 0
 }
 
-func (x *Claim) GetVisibilitySeconds() uint32 {
+func (x *HeldRange) GetVisibilitySeconds() uint32 {
 	if x != nil {
 		return x.VisibilitySeconds
 	}
@@ -1278,8 +1278,8 @@ const file_topics_v1_sql_proto_rawDesc = "" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\"Y\n" +
 	"\fClaimOptions\x122\n" +
 	"\x12visibility_seconds\x18\x01 \x01(\rH\x00R\x11visibilitySeconds\x88\x01\x01B\x15\n" +
-	"\x13_visibility_seconds\"\x8f\x01\n" +
-	"\x05Claim\x12\x19\n" +
+	"\x13_visibility_seconds\"\x93\x01\n" +
+	"\tHeldRange\x12\x19\n" +
 	"\bclaim_id\x18\x01 \x01(\tR\aclaimId\x12\x1f\n" +
 	"\vfrom_offset\x18\x02 \x01(\x04R\n" +
 	"fromOffset\x12\x1b\n" +
@@ -1329,7 +1329,7 @@ var file_topics_v1_sql_proto_goTypes = []any{
 	(*LiveChanges)(nil),  // 13: topics.v1.LiveChanges
 	(*LiveGap)(nil),      // 14: topics.v1.LiveGap
 	(*ClaimOptions)(nil), // 15: topics.v1.ClaimOptions
-	(*Claim)(nil),        // 16: topics.v1.Claim
+	(*HeldRange)(nil),    // 16: topics.v1.HeldRange
 	(GapReason)(0),       // 17: topics.v1.GapReason
 }
 var file_topics_v1_sql_proto_depIdxs = []int32{

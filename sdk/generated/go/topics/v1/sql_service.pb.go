@@ -536,7 +536,7 @@ type SqlServiceConsumeResponse struct {
 	// Messages that the group should have had and that retention has removed. Default (absent): none.
 	Gap *TopicGap `protobuf:"bytes,4,opt,name=gap,proto3,oneof" json:"gap,omitempty"`
 	// What the call has claimed. Default (absent): nothing, since no claim was asked for or there was nothing in time.
-	Claim         *Claim `protobuf:"bytes,5,opt,name=claim,proto3,oneof" json:"claim,omitempty"`
+	Claim         *HeldRange `protobuf:"bytes,5,opt,name=claim,proto3,oneof" json:"claim,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -599,7 +599,7 @@ func (x *SqlServiceConsumeResponse) GetGap() *TopicGap {
 	return nil
 }
 
-func (x *SqlServiceConsumeResponse) GetClaim() *Claim {
+func (x *SqlServiceConsumeResponse) GetClaim() *HeldRange {
 	if x != nil {
 		return x.Claim
 	}
@@ -793,14 +793,14 @@ const file_topics_v1_sql_service_proto_rawDesc = "" +
 	"\x05startB\b\n" +
 	"\x06_limitB\x12\n" +
 	"\x10_timeout_secondsB\b\n" +
-	"\x06_claim\"\xf7\x01\n" +
+	"\x06_claim\"\xfb\x01\n" +
 	"\x19SqlServiceConsumeResponse\x123\n" +
 	"\bmessages\x18\x01 \x03(\v2\x17.topics.v1.TopicMessageR\bmessages\x12\x1f\n" +
 	"\vnext_offset\x18\x02 \x01(\x04R\n" +
 	"nextOffset\x12\x19\n" +
 	"\bhas_more\x18\x03 \x01(\bR\ahasMore\x12*\n" +
-	"\x03gap\x18\x04 \x01(\v2\x13.topics.v1.TopicGapH\x00R\x03gap\x88\x01\x01\x12+\n" +
-	"\x05claim\x18\x05 \x01(\v2\x10.topics.v1.ClaimH\x01R\x05claim\x88\x01\x01B\x06\n" +
+	"\x03gap\x18\x04 \x01(\v2\x13.topics.v1.TopicGapH\x00R\x03gap\x88\x01\x01\x12/\n" +
+	"\x05claim\x18\x05 \x01(\v2\x14.topics.v1.HeldRangeH\x01R\x05claim\x88\x01\x01B\x06\n" +
 	"\x04_gapB\b\n" +
 	"\x06_claim\"\xcd\x01\n" +
 	"\x14SqlServiceAckRequest\x12\x14\n" +
@@ -860,7 +860,7 @@ var file_topics_v1_sql_service_proto_goTypes = []any{
 	(*ClaimOptions)(nil),              // 18: topics.v1.ClaimOptions
 	(*TopicMessage)(nil),              // 19: topics.v1.TopicMessage
 	(*TopicGap)(nil),                  // 20: topics.v1.TopicGap
-	(*Claim)(nil),                     // 21: topics.v1.Claim
+	(*HeldRange)(nil),                 // 21: topics.v1.HeldRange
 }
 var file_topics_v1_sql_service_proto_depIdxs = []int32{
 	8,  // 0: topics.v1.ExecuteRequest.params:type_name -> topics.v1.SqlValue
@@ -877,7 +877,7 @@ var file_topics_v1_sql_service_proto_depIdxs = []int32{
 	18, // 11: topics.v1.SqlServiceConsumeRequest.claim:type_name -> topics.v1.ClaimOptions
 	19, // 12: topics.v1.SqlServiceConsumeResponse.messages:type_name -> topics.v1.TopicMessage
 	20, // 13: topics.v1.SqlServiceConsumeResponse.gap:type_name -> topics.v1.TopicGap
-	21, // 14: topics.v1.SqlServiceConsumeResponse.claim:type_name -> topics.v1.Claim
+	21, // 14: topics.v1.SqlServiceConsumeResponse.claim:type_name -> topics.v1.HeldRange
 	0,  // 15: topics.v1.SqlService.Execute:input_type -> topics.v1.ExecuteRequest
 	4,  // 16: topics.v1.SqlService.Consume:input_type -> topics.v1.SqlServiceConsumeRequest
 	2,  // 17: topics.v1.SqlService.Subscribe:input_type -> topics.v1.SubscribeRequest

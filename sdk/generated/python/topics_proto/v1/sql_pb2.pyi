@@ -569,7 +569,7 @@ class ClaimOptions(_message.Message):
 Global___ClaimOptions: _TypeAlias = ClaimOptions  # noqa: Y015
 
 @_typing.final
-class Claim(_message.Message):
+class HeldRange(_message.Message):
     """A range of messages that a worker holds. Once its time is over without an ack, the messages are handed out again."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -600,4 +600,4 @@ class Claim(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Claim: _TypeAlias = Claim  # noqa: Y015
+Global___HeldRange: _TypeAlias = HeldRange  # noqa: Y015

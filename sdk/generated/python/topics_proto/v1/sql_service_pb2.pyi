@@ -278,7 +278,7 @@ class SqlServiceConsumeResponse(_message.Message):
         """Messages that the group should have had and that retention has removed. Default (absent): none."""
 
     @_builtins.property
-    def claim(self) -> _sql_pb2.Claim:
+    def claim(self) -> _sql_pb2.HeldRange:
         """What the call has claimed. Default (absent): nothing, since no claim was asked for or there was nothing in time."""
 
     def __init__(
@@ -288,7 +288,7 @@ class SqlServiceConsumeResponse(_message.Message):
         next_offset: _builtins.int = ...,
         has_more: _builtins.bool = ...,
         gap: _sql_pb2.TopicGap | None = ...,
-        claim: _sql_pb2.Claim | None = ...,
+        claim: _sql_pb2.HeldRange | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_claim", b"_claim", "_gap", b"_gap", "claim", b"claim", "gap", b"gap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

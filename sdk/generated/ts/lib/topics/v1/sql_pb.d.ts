@@ -528,9 +528,9 @@ export declare const ClaimOptionsSchema: GenMessage<ClaimOptions>;
 /**
  * A range of messages that a worker holds. Once its time is over without an ack, the messages are handed out again.
  *
- * @generated from message topics.v1.Claim
+ * @generated from message topics.v1.HeldRange
  */
-export declare type Claim = Message<"topics.v1.Claim"> & {
+export declare type HeldRange = Message<"topics.v1.HeldRange"> & {
   /**
    * Identity of the claim, for Ack.
    *
@@ -561,10 +561,10 @@ export declare type Claim = Message<"topics.v1.Claim"> & {
 };
 
 /**
- * Describes the message topics.v1.Claim.
- * Use `create(ClaimSchema)` to create a new message.
+ * Describes the message topics.v1.HeldRange.
+ * Use `create(HeldRangeSchema)` to create a new message.
  */
-export declare const ClaimSchema: GenMessage<Claim>;
+export declare const HeldRangeSchema: GenMessage<HeldRange>;
 
 /**
  * Kind of a change of a row.

@@ -6,7 +6,7 @@
 
 import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import type { Message } from "@bufbuild/protobuf";
-import type { Claim, ClaimOptions, LiveCaughtUp, LiveChanges, LiveGap, LiveOpened, LiveSnapshot, SqlResult, SqlRow, SqlValue, TopicGap, TopicMessage } from "./sql_pb.js";
+import type { ClaimOptions, HeldRange, LiveCaughtUp, LiveChanges, LiveGap, LiveOpened, LiveSnapshot, SqlResult, SqlRow, SqlValue, TopicGap, TopicMessage } from "./sql_pb.js";
 import type { Heartbeat } from "./stream_pb.js";
 import type { LogEnd } from "./group_pb.js";
 
@@ -310,9 +310,9 @@ export declare type SqlServiceConsumeResponse = Message<"topics.v1.SqlServiceCon
   /**
    * What the call has claimed. Default (absent): nothing, since no claim was asked for or there was nothing in time.
    *
-   * @generated from field: optional topics.v1.Claim claim = 5;
+   * @generated from field: optional topics.v1.HeldRange claim = 5;
    */
-  claim?: Claim | undefined;
+  claim?: HeldRange | undefined;
 };
 
 /**
