@@ -13,7 +13,7 @@ _CALLS: Final = {
     "Delete": ("delete_records",),
     "Queues": ("worker", "claim", "ack", "nack", "extend", "redrive", "list_jobs"),
     "Routers": ("put_router", "get_router", "list_routers", "delete_router"),
-    "SQL": ("sql", "sql_script", "sql_many", "consume", "acknowledge"),
+    "SQL": ("sql", "sql_script", "sql_many", "subscribe", "consume", "acknowledge"),
     "Groups": ("commit_positions", "fetch_positions", "reset_positions", "list_groups", "delete_group"),
     "The server": ("ready", "metrics", "address", "connection", "close"),
 }
@@ -50,8 +50,11 @@ _PAGES: Final[Mapping[str, tuple[str, str, Sequence[str]]]] = {
     ),
     "sql": (
         "SQL",
-        "Results of statements, and messages of topics.",
-        ("SqlResult", "SqlColumn", "Messages", "Message", "MessageGap"),
+        "Results of statements, messages of topics, and live queries.",
+        (
+            *("SqlResult", "SqlColumn", "Messages", "Message", "MessageGap", "MessageClaim"),
+            *("LiveStream", "AsyncLiveStream", "LiveEvent", "LiveSnapshot", "LiveCaughtUp", "LiveChange", "LiveGap"),
+        ),
     ),
     "codecs": ("Codecs", "Values of types of one's own.", ("Codec", "JsonCodec")),
     "errors": (
