@@ -159,7 +159,7 @@ def test_bytes_are_counted_until_there_is_an_outcome(clock: Clock) -> None:
 
 @pytest.mark.parametrize(
     ("topic", "partition"),
-    [("", 0), (".t", 0), ("a/b", 0), ("x" * 256, 0), ("t\n", 0), (7, 0), ("t", -1), ("t", 1 << 32)],
+    [("", 0), (":t", 0), ("a/b", 0), ("x" * 256, 0), ("t\n", 0), (7, 0), ("t", -1), ("t", 1 << 32)],
 )
 def test_what_is_no_topic_is_refused_and_leaves_nothing(clock: Clock, topic: str, partition: int) -> None:
     batches = _batches(clock)
