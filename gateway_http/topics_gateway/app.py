@@ -17,7 +17,7 @@ from topics_gateway.cross_origin import CrossOrigin
 from topics_gateway.errors import error_response, internal
 from topics_gateway.group_endpoints import GroupEndpoints
 from topics_gateway.grpc_web import GrpcWeb
-from topics_gateway.live_events import LiveEndpoint
+from topics_gateway.live_events import ChangeCache, LiveEndpoint
 from topics_gateway.origins import OriginPolicy
 from topics_gateway.probe_endpoints import ProbeEndpoints
 from topics_gateway.queue_endpoints import QueueEndpoints
@@ -66,9 +66,10 @@ def create_app(
     authorizer = authorizer or Authorizer()
     rendered = RenderCache(settings.render_cache_bytes)
     api.metrics.caches["renderings"] = rendered
-    table = RouteTable(_handlers(api, settings, rendered))
+    changes = ChangeCache()
+    table = RouteTable(_handlers(api, settings, rendered, changes))
     origins = OriginPolicy(settings.hosts, settings.origins)
-    sockets = WebSocketEndpoint(api, settings, authorizer, rendered, origins)
+    sockets = WebSocketEndpoint(api, settings, authorizer, rendered, origins, changes)
     http: ASGIApp = _Routes(table, settings, authorizer, api, origins).handle
     if calls is not None:
         http = GrpcWeb(http, calls, settings, authorizer, api.metrics, origins)
@@ -106,7 +107,9 @@ def _probes(api: Probed, settings: GatewaySettings) -> Mapping[str, Handler]:
     }
 
 
-def _handlers(api: Topics, settings: GatewaySettings, rendered: RenderCache) -> Mapping[str, Handler]:
+def _handlers(
+    api: Topics, settings: GatewaySettings, rendered: RenderCache, changes: ChangeCache
+) -> Mapping[str, Handler]:
     """The handler of every RPC that is built, by full name. Their methods and paths are in the proto files."""
     topics = TopicEndpoints(api, settings)
     records = RecordEndpoints(api, settings, rendered)
@@ -119,7 +122,7 @@ def _handlers(api: Topics, settings: GatewaySettings, rendered: RenderCache) -> 
         calls = SqlEndpoints(api.sql, settings)
         sql = {
             "topics.v1.SqlService.Execute": calls.execute,
-            "topics.v1.SqlService.Subscribe": LiveEndpoint(api.sql.live, settings).subscribe,
+            "topics.v1.SqlService.Subscribe": LiveEndpoint(api.sql.live, settings, changes).subscribe,
             "topics.v1.SqlService.Consume": calls.consume,
             "topics.v1.SqlService.Ack": calls.ack,
         }
