@@ -33,7 +33,7 @@ from topics_gateway.sse import query_token, serve
 from topics_gateway.topic_endpoints import TopicEndpoints
 from topics_gateway.transport import BrokenOffError
 from topics_gateway.watch_endpoints import WatchEndpoints
-from topics_gateway.websocket import PATH, WebSocketEndpoint, plain_request
+from topics_gateway.websocket import PATHS, WebSocketEndpoint, plain_request
 from topics_gateway.work_endpoints import WorkEndpoint
 from topics_service.api.access.auth import ANONYMOUS, Principal
 from topics_service.api.access.authorizer import NO_ROUTE, PROBES, Authorizer, authorize
@@ -259,7 +259,7 @@ class _Routes:
 
     async def _serve(self, request: Request, send: Send) -> int:
         """Authorize the call and answer it; returns the status of the answer."""
-        route = _PLAIN if request.scope["raw_path"] == PATH else self._table.find(request)
+        route = _PLAIN if request.scope["raw_path"] in PATHS else self._table.find(request)
         if ON_ROUTED in request.scope:
             request.scope[ON_ROUTED](request)
         try:
