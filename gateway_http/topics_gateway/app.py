@@ -17,7 +17,7 @@ from topics_gateway.cross_origin import CrossOrigin
 from topics_gateway.errors import error_response, internal
 from topics_gateway.group_endpoints import GroupEndpoints
 from topics_gateway.grpc_web import GrpcWeb
-from topics_gateway.live_events import LiveEndpoint
+from topics_gateway.live_events import ChangeCache, LiveEndpoint
 from topics_gateway.origins import OriginPolicy
 from topics_gateway.probe_endpoints import ProbeEndpoints
 from topics_gateway.queue_endpoints import QueueEndpoints
@@ -33,7 +33,7 @@ from topics_gateway.sse import query_token, serve
 from topics_gateway.topic_endpoints import TopicEndpoints
 from topics_gateway.transport import BrokenOffError
 from topics_gateway.watch_endpoints import WatchEndpoints
-from topics_gateway.websocket import PATH, WebSocketEndpoint, plain_request
+from topics_gateway.websocket import PATHS, WebSocketEndpoint, plain_request
 from topics_gateway.work_endpoints import WorkEndpoint
 from topics_service.api.access.auth import ANONYMOUS, Principal
 from topics_service.api.access.authorizer import NO_ROUTE, PROBES, Authorizer, authorize
@@ -66,9 +66,10 @@ def create_app(
     authorizer = authorizer or Authorizer()
     rendered = RenderCache(settings.render_cache_bytes)
     api.metrics.caches["renderings"] = rendered
-    table = RouteTable(_handlers(api, settings, rendered))
+    changes = ChangeCache()
+    table = RouteTable(_handlers(api, settings, rendered, changes))
     origins = OriginPolicy(settings.hosts, settings.origins)
-    sockets = WebSocketEndpoint(api, settings, authorizer, rendered, origins)
+    sockets = WebSocketEndpoint(api, settings, authorizer, rendered, origins, changes)
     http: ASGIApp = _Routes(table, settings, authorizer, api, origins).handle
     if calls is not None:
         http = GrpcWeb(http, calls, settings, authorizer, api.metrics, origins)
@@ -106,7 +107,9 @@ def _probes(api: Probed, settings: GatewaySettings) -> Mapping[str, Handler]:
     }
 
 
-def _handlers(api: Topics, settings: GatewaySettings, rendered: RenderCache) -> Mapping[str, Handler]:
+def _handlers(
+    api: Topics, settings: GatewaySettings, rendered: RenderCache, changes: ChangeCache
+) -> Mapping[str, Handler]:
     """The handler of every RPC that is built, by full name. Their methods and paths are in the proto files."""
     topics = TopicEndpoints(api, settings)
     records = RecordEndpoints(api, settings, rendered)
@@ -119,7 +122,7 @@ def _handlers(api: Topics, settings: GatewaySettings, rendered: RenderCache) -> 
         calls = SqlEndpoints(api.sql, settings)
         sql = {
             "topics.v1.SqlService.Execute": calls.execute,
-            "topics.v1.SqlService.Subscribe": LiveEndpoint(api.sql.live, settings).subscribe,
+            "topics.v1.SqlService.Subscribe": LiveEndpoint(api.sql.live, settings, changes).subscribe,
             "topics.v1.SqlService.Consume": calls.consume,
             "topics.v1.SqlService.Ack": calls.ack,
         }
@@ -256,7 +259,7 @@ class _Routes:
 
     async def _serve(self, request: Request, send: Send) -> int:
         """Authorize the call and answer it; returns the status of the answer."""
-        route = _PLAIN if request.scope["raw_path"] == PATH else self._table.find(request)
+        route = _PLAIN if request.scope["raw_path"] in PATHS else self._table.find(request)
         if ON_ROUTED in request.scope:
             request.scope[ON_ROUTED](request)
         try:

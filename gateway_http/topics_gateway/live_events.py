@@ -29,10 +29,10 @@ Event = tuple[bytes, bytes]
 class LiveEndpoint:
     """Opens streams of live queries."""
 
-    def __init__(self, api: LiveQueries, settings: GatewaySettings) -> None:
+    def __init__(self, api: LiveQueries, settings: GatewaySettings, cache: "ChangeCache") -> None:
         self._api = api
         self._settings = settings
-        self.cache = ChangeCache()
+        self.cache = cache
 
     async def subscribe(self, request: Request) -> EventStream:
         """POST /api/sql/subscribe."""

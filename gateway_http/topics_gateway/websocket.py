@@ -1,4 +1,4 @@
-"""The WebSocket endpoint: GET /v0/ws (docs/contract.md, 9)."""
+"""The WebSocket endpoints: GET /v0/ws (docs/contract.md, 9), and GET /api/sql/ws of live queries."""
 
 import time
 from contextlib import ExitStack, closing
@@ -9,6 +9,8 @@ from starlette.types import Receive, Scope, Send
 
 from topics_gateway.connection_quota import MessageBytes, hold_connection
 from topics_gateway.errors import error_response, method_not_allowed, not_found
+from topics_gateway.live_events import ChangeCache
+from topics_gateway.live_socket import LiveSocket
 from topics_gateway.origins import OriginPolicy
 from topics_gateway.render import RenderCache
 from topics_gateway.request import Request, ms_since
@@ -24,6 +26,8 @@ from topics_service.api.request_context import HEADER_BYTES, begin
 from topics_service.engine.errors import Reason, TopicsError, invalid
 
 PATH: Final = b"/v0/ws"
+LIVE_PATHS: Final = (b"/api/sql/ws", b"/v1/api/sql/ws")
+PATHS: Final = frozenset((PATH, *LIVE_PATHS))
 
 _NAME: Final = "WebSocket"  # among the RPCs, in metrics
 _PROTOCOL: Final = "websocket"
@@ -46,8 +50,11 @@ class WebSocketEndpoint(BaseRoute):
         authorizer: Authorizer,
         rendered: RenderCache,
         origins: OriginPolicy,
+        live: ChangeCache,
     ) -> None:
+        """`live` has the texts of changes that streams of live queries share."""
         self._api = api
+        self._live = live
         self._settings = settings
         self._authorizer = authorizer
         self._origins = origins
@@ -80,6 +87,10 @@ class WebSocketEndpoint(BaseRoute):
             message = held.enter_context(closing(MessageBytes(usage, self._authorizer.quotas.memory, self._refused)))
             await send({"type": "websocket.accept", "utf8": True, "holds": message.grow})
             utf8 = "websocket.utf8" in scope.get("extensions", {})
+            if self._api.sql is not None and scope["raw_path"] in LIVE_PATHS:
+                queries = self._api.sql.live
+                await LiveSocket(self._api, queries, principal, self._live, receive, send, utf8=utf8).run()
+                return
             session = SocketSession(
                 self._api, self._settings.limits, principal, self._frames, receive, send, utf8=utf8, usage=usage
             )
@@ -94,7 +105,7 @@ class WebSocketEndpoint(BaseRoute):
         principal = await self._authorizer.authenticate(NO_ROUTE, headers.get(b"authorization"))
         if self._authorizer.open:
             self._origins.check(headers, scope["http_version"])
-        if scope["raw_path"] != PATH:
+        if scope["raw_path"] != PATH and (self._api.sql is None or scope["raw_path"] not in LIVE_PATHS):
             raise not_found()
         ready = self._api.ready()
         if ready.reason == "shutting_down":

@@ -9,6 +9,7 @@ import yaml  # type: ignore[import-untyped]
 from google.api import annotations_pb2
 
 from topics_gateway.routes import annotated_routes
+from topics_gateway.websocket import LIVE_PATHS
 from topics_openapi.calls import CALLS, EVENTS, EVERYWHERE, GUARDED, METRICS, WITH_BODY, Call
 from topics_openapi.forms import TEXT, TOPIC_NAME, Schema
 from topics_openapi.protos import Protos, Rpc
@@ -98,6 +99,8 @@ class _Writer:
         for rpc, method, path in routes:
             paths.setdefault(path, {})[method.lower()] = self._operation(self._protos.rpcs[rpc], method, path)
         paths["/v0/ws"] = {"get": self._socket()}
+        for number, raw_path in enumerate(LIVE_PATHS):
+            paths[raw_path.decode()] = {"get": self._live_socket(f"openLiveSocket{number or ''}")}
         return {
             "openapi": "3.1.0",
             "info": {
@@ -251,6 +254,21 @@ class _Writer:
             "operationId": "openSocket",
             "tags": ["WatchService"],
             "summary": "Opens a WebSocket",
+            "description": said,
+            "security": [{}, {"key": []}, {"user": []}],
+            "responses": {"101": {"description": "The connection is a WebSocket now."}} | self._refusals(codes),
+        }
+
+    def _live_socket(self, name: str) -> dict[str, Any]:
+        said = (
+            "Opens a WebSocket of live queries: JSON commands (subscribe, unsubscribe, ping) one way, the frames of "
+            "all queries the other. See docs/live-queries.md for both. Only over HTTP/1.1."
+        )
+        codes = {*EVERYWHERE, "throttled", "not_ready", "shutting_down"}
+        return {
+            "operationId": name,
+            "tags": ["SqlService"],
+            "summary": "Opens a WebSocket of live queries",
             "description": said,
             "security": [{}, {"key": []}, {"user": []}],
             "responses": {"101": {"description": "The connection is a WebSocket now."}} | self._refusals(codes),

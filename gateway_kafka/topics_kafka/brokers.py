@@ -77,6 +77,16 @@ class BrokerView:
         candidates = warm or self.nodes
         return max(candidates, key=lambda node: _score(shard, node.node_id), default=None), epoch
 
+    def reader(self, shard: int, zone: str) -> int:
+        """The node with a warm replica of a shard from which clients in a zone read (KIP-392), the same for all; NOBODY
+        if they read from the leader: it is in the zone, or no replica is."""
+        leader, _ = self.leader(shard)
+        if leader is None or leader.zone == zone:
+            return NOBODY
+        warm = (node.node_id for node in self._brokers.followers(shard) if node.zone == zone)
+        there = (node_id for node_id in warm if node_id in self._ids)
+        return max(there, key=lambda node_id: _score(shard, node_id), default=NOBODY)
+
     def replicas(self, shard: int) -> list[int]:
         """The nodes with a warm replica of a shard, the leader first."""
         leader, _ = self.leader(shard)

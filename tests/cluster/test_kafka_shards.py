@@ -119,7 +119,7 @@ def test_clients_of_a_zone(cluster: Cluster) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_a_node_of_the_zone_reads_from_its_replica(cluster: Cluster) -> None:
+def test_a_node_of_the_zone_reads_from_its_replica(cluster: Cluster, tmp_path: Path) -> None:
     """It answers with everything that was acknowledged before, and the records come from its own rows."""
     bootstrap = connection(cluster)["bootstrap"]
     admin = AdminClient({"log_level": 0, "bootstrap.servers": bootstrap})
@@ -167,6 +167,37 @@ def test_a_node_of_the_zone_reads_from_its_replica(cluster: Cluster) -> None:
         assert fetched(rounds + 1, 20_000)[0] == rounds + 2
         assert time.monotonic() - began < 15, "it is woken"
         waiting.join()
+    conf = {"log_level": 0, "bootstrap.servers": bootstrap, "group.id": "g", "auto.offset.reset": "earliest"}
+    reader = Consumer({**conf, "client.rack": ZONES["a"]})
+    try:
+        reader.assign([TopicPartition("t", at, 0)])
+        before = all_reads()
+        assert values_of(reader, rounds + 2) == {*map(str, range(rounds + 1)), "99"}
+        assert all_reads() > before, "librdkafka reads in its zone"
+        with usable("java").start(connection(cluster), tmp_path) as java:
+            before = all_reads()
+            facts = {"topic": "t", "start": {str(at): "earliest"}, "rack": ZONES["a"]}
+            java.send("read", **facts)
+            assert len(java.receive(60)["records"]) == rounds + 2
+            assert all_reads() > before, "the Java client reads in its zone"
+            north.kill()
+            with Wire(south.kafka_port) as far:
+                produced(far, 100)
+            assert values_of(reader, 1) == {"100"}, "without a node in the zone it reads elsewhere"
+            java.send("read", **facts)
+            assert len(java.receive(60)["records"]) == rounds + 3
+    finally:
+        reader.close()
+
+
+def values_of(consumer: Consumer, count: int) -> set[str]:
+    """So many records, as they come within a minute."""
+    found, ends = set[str](), time.monotonic() + 60
+    while len(found) < count and time.monotonic() < ends:
+        message = consumer.poll(1)
+        if message is not None and message.error() is None:
+            found.add((message.value() or b"").decode())
+    return found
 
 
 @pytest.mark.timeout(120)

@@ -15,12 +15,13 @@ from protocols.test_both_protocols import _run as run_case
 from support.http import JSON, Api, ok
 from support.push import EventStream
 from support.server import ServerProcess
+from topics_gateway.websocket import PATHS
 
 KEYS = {"TOPICS_API_KEYS": "sekret-all,sekret-read:read,sekret-none:read:nothing"}
 STREAMS = {
     ("GET", "/v0/watch/{wid}"),
     ("GET", "/v0/topics/{topic}/work"),
-    ("GET", "/v0/ws"),
+    *(("GET", path.decode()) for path in PATHS),
     ("POST", "/api/sql/subscribe"),
     ("POST", "/v1/api/sql/subscribe"),
 }

@@ -23,6 +23,7 @@ from topics_gateway import (
 )
 from topics_gateway.append_schema import BODY_MEMBERS, RECORD_MEMBERS
 from topics_gateway.routes import annotated_routes
+from topics_gateway.websocket import PATHS
 from topics_service.engine.model import ConfigInput
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +83,9 @@ def test_it_is_valid() -> None:
 
 def test_every_route_is_there_and_no_other() -> None:
     listed = {(method, path) for method, path, _ in operations()}
-    assert listed == {(method, path) for _, method, path in annotated_routes()} | {("GET", "/v0/ws")}
+    assert listed == {(method, path) for _, method, path in annotated_routes()} | {
+        ("GET", path.decode()) for path in PATHS
+    }
 
 
 def test_every_error_code_is_documented_with_its_status() -> None:

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 PLANS = {"call_soon", "call_later", "call_at", "call_soon_threadsafe", "create_task", "ensure_future"}
 OWN = {
     # Part of the request that starts it, and ended with it.
+    "gateway_http/topics_gateway/live_socket.py": 2,
     "gateway_http/topics_gateway/request.py": 2,
     "gateway_http/topics_gateway/socket_session.py": 3,
     "gateway_kafka/topics_kafka/handlers/elsewhere.py": 1,

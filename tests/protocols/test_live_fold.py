@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.http import Api, ok
-from support.live import Fold, Follower, Frame, GrpcFrames, Source, SseFrames
+from support.live import Fold, Follower, Frame, GrpcFrames, SocketFrames, Source, SseFrames
 from support.server import ServerProcess
 from support.sql import Sql
 
@@ -59,7 +59,7 @@ class Slow:
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
 def test_live_queries_are_the_fold_of_their_changes(tmp_path: Path, durability: str, ends: str) -> None:
     chance = random.Random(f"{durability}{ends}")
-    folds = [(query, Fold(), kind) for query in QUERIES for kind in ("sse", "grpc", "slow")]
+    folds = [(query, Fold(), kind) for query in QUERIES for kind in ("sse", "grpc", "socket", "slow")]
     with ServerProcess(tmp_path) as server:
         with Api(server.base) as api:
             Sql(api).run(
@@ -71,6 +71,8 @@ def test_live_queries_are_the_fold_of_their_changes(tmp_path: Path, durability: 
             for query, fold, kind in folds:
                 if kind == "grpc":
                     source: Source = GrpcFrames(server.grpc_target, query, fold.position)
+                elif kind == "socket":
+                    source = SocketFrames(server.base, {"sql": query, "after": fold.position})
                 else:
                     source = SseFrames(server.base, {"sql": query, "after": fold.position})
                 followers.append(Follower(Slow(source, 0.02) if kind == "slow" else source, fold))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from support.http import Api, fresh, ok
-from support.live import Fold, Follower, GrpcFrames, Source, SseFrames
+from support.live import Fold, Follower, GrpcFrames, SocketFrames, Source, SseFrames
 from support.server import ServerProcess
 from support.sql import Sql, error_of
 
@@ -26,12 +26,13 @@ def table(sql: Sql) -> str:
     return f"{name}.t"
 
 
-@pytest.fixture(params=["sse", "grpc"])
+@pytest.fixture(params=["sse", "socket", "grpc"])
 def follow(request: pytest.FixtureRequest, server: ServerProcess) -> Open:
     def opened(text: str, after: str | None = None) -> Source:
         if request.param == "grpc":
             return GrpcFrames(server.grpc_target, text, after)
-        return SseFrames(server.base, {"sql": text, "after": after})
+        frames = SocketFrames if request.param == "socket" else SseFrames
+        return frames(server.base, {"sql": text, "after": after})
 
     return opened
 

@@ -1,6 +1,7 @@
 """Brokers, leaders and coordinators in a cluster of three nodes, one in each zone, over six shards."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from support.kafka_batches import Rec, aiokafka_batch, kafka_python_batch
 from support.kafka_wire import Wire
 from support.waiting import until
 from topics_kafka import handlers
-from topics_kafka.protocol import SUPPORTED, ApiKey, Message
+from topics_kafka.protocol import SUPPORTED, ApiKey, ErrorCode, Message
 from topics_service.api.access.auth import UNRESTRICTED
 from topics_service.engine.model import ConfigInput
 from topics_service.engine.placement import home_of, shard_of, shard_of_placement
@@ -77,7 +78,7 @@ class Client:
         return {each["index"]: each for each in answer["responses"][0]["partition_responses"]}, answer
 
     async def fetch(
-        self, name: str, offsets: dict[int, int], epoch: int = -1, max_wait: int = 0
+        self, name: str, offsets: dict[int, int], epoch: int = -1, max_wait: int = 0, rack: str = ""
     ) -> tuple[dict[int, Message], Message]:
         """The answers by partition, and the whole response."""
         partitions = [
@@ -86,7 +87,7 @@ class Client:
         ]
         topic = {"topic": name, "partitions": partitions}
         answer = await self.call(
-            ApiKey.FETCH, 12, max_wait=max_wait, min_bytes=1, max_bytes=1 << 20, topics=[topic], rack_id=""
+            ApiKey.FETCH, 12, max_wait=max_wait, min_bytes=1, max_bytes=1 << 20, topics=[topic], rack_id=rack
         )
         return {each["partition_index"]: each for each in answer["responses"][0]["partitions"]}, answer
 
@@ -209,6 +210,44 @@ async def test_clients_of_a_zone_see_its_nodes_only() -> None:
         first_owner = cluster.view.owners[shard_of("clicks", 0, SHARDS)]
         assert stable["b"][0][0] == (first_owner if first_owner in zones["b"] else 4), "one with a warm replica"
         plain.close()
+
+
+async def test_readers_with_a_rack_are_sent_to_the_replica_of_their_zone(cluster: KafkaCluster, connect: Any) -> None:
+    client = connect(1)
+    await client.create("clicks")
+    owners = [cluster.view.owners[shard_of("clicks", number, SHARDS)] for number in range(SHARDS)]
+    first, second, third = (owners.index(node) for node in (1, 2, 3))
+    cluster.view.follow(shard_of("clicks", first, SHARDS), 1, 2)
+    for number in (first, second):
+        await client.produce("clicks", {number: batch(b"1")})
+
+    async def asked(node: int, offset: int, rack: str, client_id: str = "client", number: int = first) -> Message:
+        answers, _ = await connect(node, client_id).fetch("clicks", {number: offset}, rack=rack, max_wait=0)
+        return answers[number]
+
+    sent = await asked(1, 0, "b")
+    assert (sent["error_code"], sent["preferred_read_replica"], bytes(sent["records"])) == (0, 2, b"")
+    assert (sent["high_watermark"], sent["log_start_offset"]) == (1, 0)
+    began = time.monotonic()
+    answers, _ = await client.fetch("clicks", {first: 1, third: 0}, rack="b", max_wait=20_000)
+    assert answers[first]["preferred_read_replica"] == 2
+    assert time.monotonic() - began < 15, "it need not wait for records to learn of that"
+    assert (await asked(1, 9, "b"))["error_code"] == ErrorCode.OFFSET_OUT_OF_RANGE
+    there = await asked(2, 0, "b")
+    assert (there["error_code"], there["preferred_read_replica"]) == (0, -1)
+    assert there["records"], "the replica serves it, whatever epoch the client knows of"
+    for node, rack, client_id, number in (
+        (1, "a", "client", first),  # the leader is in the zone
+        (1, "c", "client", first),  # nobody in the zone has it
+        (1, "nowhere", "client", first),
+        (1, "", "client", first),
+        (1, "b", "zone_id=a", first),  # such clients have leaders in their zone
+        (3, "b", "client", first),  # the leader decides
+        (2, "b", "client", second),
+    ):
+        found = await asked(node, 0, rack, client_id, number)
+        assert (found["error_code"], found["preferred_read_replica"]) == (0, -1)
+        assert found["records"]
 
 
 async def test_a_zone_whose_last_node_is_gone_sees_all(cluster: KafkaCluster, connect: Any) -> None:

@@ -1,15 +1,17 @@
-"""Followers of live queries on a real server, over SSE and gRPC, and the fold of their frames."""
+"""Followers of live queries on a real server, over SSE, WebSockets and gRPC, and the fold of their frames."""
 
 import json
 import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Protocol, Self
 
 import grpc
 import httpx
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from support.waiting import poll
 from topics_proto.v1 import sql_pb2, sql_service_pb2_grpc
@@ -100,6 +102,26 @@ class SseFrames:
         network = self.response.extensions["network_stream"]
         with suppress(OSError):  # it is closed already
             network.get_extra_info("socket").shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
+
+
+class SocketFrames:
+    """The frames of the only query of a WebSocket."""
+
+    def __init__(self, url: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+        address = f"ws{url.removeprefix('http')}/api/sql/ws"
+        self._held = ExitStack()
+        self._socket = self._held.enter_context(connect(address, additional_headers=headers, max_size=None))
+        self._socket.send(json.dumps(body | {"op": "subscribe", "request_id": [1]}))
+
+    def __iter__(self) -> Iterator[Frame]:
+        with suppress(ConnectionClosed):
+            for text in self._socket:
+                frame = json.loads(text)
+                assert frame.pop("request_id") in ([1], None), frame
+                yield frame.pop("type"), frame
+
+    def close(self) -> None:
+        self._held.close()
 
 
 class GrpcFrames:

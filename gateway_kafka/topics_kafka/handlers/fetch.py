@@ -12,6 +12,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any, Final
 
+from topics_kafka.brokers import NOBODY
 from topics_kafka.handlers import Answer, Context, HandlerTable, ServerContext
 from topics_kafka.handlers.errors import LED, error_of
 from topics_kafka.handlers.fetch_sources import Source, fit, outcomes_of
@@ -79,7 +80,9 @@ class Fetch:
     """
 
     def __init__(self, cache: BatchCache, context: Context, version: int, body: Message) -> None:
-        self._names_leaders = context.server.cluster is not None and version >= _ENDPOINTS_SINCE
+        cluster = context.server.cluster
+        self._names_leaders = cluster is not None and version >= _ENDPOINTS_SINCE
+        self._rack: str = "" if cluster is None or context.zone else body.get("rack_id") or ""
         server = self._server = context.server
         self._api = server.api
         self._cache = cache
@@ -234,6 +237,12 @@ class Fetch:
         if target.api is None:
             shard = shards.shard(target.name, target.number)
             knows_epoch = shards.brokers is None or partition.get("current_leader_epoch", -1) >= 0
+            if self._rack:
+                reader = self._context.view.reader(shard, self._rack)
+                if reader == self._server.me.node_id:
+                    knows_epoch = True  # the leader may have sent the client here
+                elif reader != NOBODY and not self._context.view.leads_elsewhere(shard):
+                    target.reader, self._due = reader, True
             if not knows_epoch and self._context.is_outdated(self._context.view, shard):
                 self._fail(target, ErrorCode.NOT_LEADER_OR_FOLLOWER)
                 return False
@@ -271,6 +280,9 @@ class Fetch:
             self._fail(target, ErrorCode.OFFSET_OUT_OF_RANGE)
             return
         self._describe(target, reply.head_seq, reply.earliest_seq)
+        if target.reader != NOBODY:
+            target.answer["preferred_read_replica"] = target.reader
+            return
         if self._nbytes and reply.nbytes > budget:  # only the first batch of a response may exceed the limit
             self._due = True
             return

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from topics_kafka.brokers import NOBODY
 from topics_kafka.protocol import Message
 from topics_service.api.topics import TopicsApi
 from topics_service.engine.batches import FetchReply
@@ -13,7 +14,7 @@ class Target:
     `api` is the engine that has it; None if that is in another process.
     """
 
-    __slots__ = ("answer", "api", "by_id", "cursor", "limit", "name", "number", "offset", "reply", "topic_id")
+    __slots__ = ("answer", "api", "by_id", "cursor", "limit", "name", "number", "offset", "reader", "reply", "topic_id")
 
     def __init__(self, name: str, topic_id: str, partition: Message, api: TopicsApi | None, *, by_id: bool) -> None:
         self.name = name
@@ -26,3 +27,4 @@ class Target:
         self.answer: dict[str, Any] = {"partition_index": self.number}
         self.reply: FetchReply | None = None
         self.cursor = 0  # after the records found
+        self.reader = NOBODY  # the node in the zone of the client, where it is to read

@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 
 from topics_gateway.request import ON_ROUTED, PassedOnError, Request
 from topics_gateway.routes import annotated_routes
+from topics_gateway.websocket import PATH, PATHS
 from topics_server.tracing.spans import CallSpan, Spans, named, now
 from topics_service.api.access.authorizer import rule_of
 
@@ -134,9 +135,11 @@ class _Socket:
 
     async def serve(self, app: ASGIApp) -> None:
         headers = dict(self._scope["headers"])
+        asked = self._scope["raw_path"]
+        route = (asked if asked in PATHS else PATH).decode()
         span = self._spans.begin(
-            "GET /v0/ws",
-            {"http.request.method": "GET", "http.route": "/v0/ws", "url.scheme": self._scope["scheme"]},
+            f"GET {route}",
+            {"http.request.method": "GET", "http.route": route, "url.scheme": self._scope["scheme"]},
             headers=trace_headers(headers) if b"traceparent" in headers else {},
             children=False,
         )

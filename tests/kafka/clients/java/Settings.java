@@ -21,6 +21,9 @@ final class Settings {
     settings.put("bootstrap.servers", conn.get("bootstrap").asText());
     settings.put("security.protocol", (sasl ? "SASL_" : "") + (tls ? "SSL" : "PLAINTEXT"));
     settings.put("reconnect.backoff.max.ms", 200);
+    if (facts.has("rack")) {
+      settings.put("client.rack", facts.get("rack").asText());
+    }
     if (sasl) {
       settings.put("sasl.mechanism", "PLAIN");
       settings.put(
