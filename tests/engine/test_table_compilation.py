@@ -282,6 +282,8 @@ DAY = lit(20_484, DATE)  # 2026-01-31, a Saturday
         (call("date_subtract", lit(NOW, TIMESTAMP), "-1 day 01:00:00.5"), NOW + 86_400_000_000 - 3_600_500_000),
         (call("date_add", lit(NOW, TIMESTAMP), "1.5 hours 2us -1 y 1 year"), NOW + 5_400_000_002),
         (call("date_trunc", "week", DAY), 1_769_385_600_000_000), (call("to_timestamp", 1.5), 1_500_000),
+        (call("date_bin", "7 min", lit(NOW, TIMESTAMP), lit(10**6, TIMESTAMP)), NOW - (NOW - 10**6) % 420_000_000),
+        (call("to_json", "x"), '"x"'), (call("to_json", lit(NOW, TIMESTAMP)), '"2026-01-31T12:00:00.123456Z"'),
         (call("json_array_length", lit('[1,"x"]', JSON)), 2), (call("json_typeof", lit("-1", JSON)), "number"),
         (call("snowflake_id"), 7),
     ],

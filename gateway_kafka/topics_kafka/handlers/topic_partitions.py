@@ -1,6 +1,6 @@
 """DescribeTopicPartitions: topics and their partitions, page by page (KIP-966)."""
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 from itertools import chain
 from typing import Any, Final
 
@@ -11,6 +11,8 @@ from topics_service.engine.names import is_kafka_name
 
 MOST_PARTITIONS: Final = 2000
 """Partitions of a response, as in Kafka (`max.request.partition.size.limit`)."""
+_NO_OTHER_LEADERS: Final[Mapping[str, list[int]]] = {"eligible_leader_replicas": [], "last_known_elr": []}
+"""Members of a partition without eligible leaders; the Java client takes no null for them."""
 
 
 def handlers(server: ServerContext) -> HandlerTable:
@@ -77,7 +79,7 @@ def _topic(server: ServerContext, context: Context, name: str, start: int, most:
         "error_code": ErrorCode.NONE,
         "name": name,
         "topic_id": uuid_of(topic.identity.topic_id),
-        "partitions": partitions[start : start + most],
+        "partitions": [{**each, **_NO_OTHER_LEADERS} for each in partitions[start : start + most]],
         "topic_authorized_operations": operations.on_topics(context),
     }, len(partitions)
 

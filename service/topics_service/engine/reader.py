@@ -80,7 +80,7 @@ def read(
     match: TagMatch | None = None,
     stores: Sequence[Store] = (),
     partition: int = 0,
-    work: int = WORK,
+    work: int | None = None,
 ) -> DiffReply:
     """Read the records after `from_seq`: at most `limit` examined and `max_bytes` delivered (but always one).
 
@@ -88,7 +88,7 @@ def read(
     most `SLICES` slices, of which there are many where much was deleted in between.
 
     With `match` only records whose tag matches are examined, found through the tag index in `stores`. The page then
-    ends, even if short, after `work`: its cursor is after the examined records, and more may follow.
+    ends, even if short, after `work`, by default WORK: its cursor is after the examined records, and more may follow.
     """
     tombstone, at = _tombstone(s, from_seq)
     gap = s.next_gap(at)
@@ -105,7 +105,7 @@ def read(
     if match is None:
         cursor = _fill(page, s, blocks, at, end, scan=scan)
     else:
-        cursor = _Search(page, s, blocks, match, stores, work).fill(at, end)
+        cursor = _Search(page, s, blocks, match, stores, WORK if work is None else work).fill(at, end)
     return DiffReply(
         topic=topic,
         partition=partition,
