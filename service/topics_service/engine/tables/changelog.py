@@ -11,6 +11,7 @@ a life, and the next one then gives their numbers to others: a position beyond t
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import msgspec
@@ -247,8 +248,12 @@ class ChangeLogs:
         self._writer = writer
         self._clock = clock
         self._pending = pending
-        self._life = random(_LIFE_BYTES)
         self._random = random
+
+    @cached_property
+    def _life(self) -> bytes:
+        """That of this server, for all logs that it has found."""
+        return self._random(_LIFE_BYTES)
 
     def load(self, tables: Iterable[int]) -> None:
         """Take over the rows in the store, of these tables. Raises StoreOpenError for a damaged one."""

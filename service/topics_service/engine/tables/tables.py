@@ -295,10 +295,13 @@ class Tables:
         today, view = self.newest.tables.get(table.number), self.schema.tables.get(table.number)
         if view is not None and view is not today:
             index = access.index if isinstance(access, plans.Scan) else None
-            if today is None or (
-                today.versions == view.versions and index not in (None, *(each.number for each in today.indexes))
-            ):
-                found = view if today is not None else self.catalog.last(table.number) or view
+            last = today or self.catalog.last(table.number) or view
+            lacks_index = last.versions == view.versions and index not in (
+                None,
+                *(each.number for each in last.indexes),
+            )
+            if today is None or lacks_index:
+                found = view if lacks_index else last
                 if not _has_columns(found, table):
                     raise _stale(table)
                 return TableRuntime(found, self.environment)
