@@ -28,7 +28,7 @@ def test_only_probes_take_no_scope() -> None:
     free = {name for name, rule in RULES.items() if not rule.scopes and name.startswith("topics.v1.")}
     statements = {"topics.v1.SqlService.Execute", "topics.v1.SqlService.Subscribe"}
     assert free == PROBES | statements, "each statement has capabilities that it needs"
-    early = {3, 10, 17, 18, 36, 60, 75}  # Metadata, FindCoordinator, SASL, ApiVersions, Describe- Cluster, TopicPartitions
+    early = {3, 10, 17, 18, 36, 60, 75}  # Metadata, FindCoordinator, SASL, ApiVersions, cluster, topics and partitions
     assert {key for key, api in APIS.items() if not api.rule.scopes} == early
 
 
