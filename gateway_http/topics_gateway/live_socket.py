@@ -147,7 +147,7 @@ class LiveSocket:
                         for name, members in frames.events(frame):
                             await self._say(_framed(name, request_id, members))
             except TopicsError as error:
-                if error.reason is not Reason.SHUTTING_DOWN:  # the whole socket has one error for that
+                if not self._api.draining:  # else the whole socket has one error
                     await self._fail(request_id, error)
             except ConnectionError:
                 raise

@@ -15,6 +15,7 @@ from topics_service.engine.names import is_topic_name
 from topics_service.engine.placement import SQL_SHARD, home_of
 from topics_service.engine.tables.model import DEFAULT_PLACEMENT
 from topics_shards.locating import Located
+from topics_shards.shards import LostCallError
 
 
 class ShardedLive:
@@ -25,12 +26,16 @@ class ShardedLive:
         self._connection = connection
 
     async def follow(self, request: LiveRequest, *, principal: Principal) -> AsyncGenerator[LiveFrame, None]:
-        """See LiveApi."""
+        """See LiveApi. Raises `not_ready` when its process is gone."""
         frames = self._shards.stream(SQL_SHARD, LiveApi.follow, request, principal=principal, slot=False)
         async with aclosing(frames):
             with self._connection(principal):
-                async for frame in frames:
-                    yield frame
+                try:
+                    async for frame in frames:
+                        yield frame
+                except LostCallError:  # nothing is lost but the stream
+                    message = "the process of the tables is gone: continue behind the last position"
+                    raise TopicsError(Reason.NOT_READY, message) from None
 
 
 class ShardedSql:
