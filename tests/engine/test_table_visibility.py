@@ -257,3 +257,16 @@ def test_an_index_that_was_dropped_is_read_until_that_is_durable(world: TableWor
     world.sync()
     assert world.sql("SELECT id FROM t WHERE a = 1") == [(2,)]
     assert written(world, "DELETE FROM t WHERE id = 3") == 0
+
+
+def test_an_index_that_was_dropped_with_its_table_is_read_until_that_is_durable(world: TableWorld) -> None:
+    """The last definition of the table has no such index any more; the one that readers see has."""
+    make(world, "disk")
+    select = READER.bind(READER.parse("SELECT id FROM t WHERE a = 1")[0], world.tables.schema, "app").action
+    assert isinstance(select, Select)
+    world.sql("DROP INDEX by_a", sync=False)
+    world.sql("DROP TABLE t", sync=False)
+    assert world.select(select) == [(1,)]
+    world.sync()
+    with pytest.raises(TopicsError, match="does not exist"):
+        world.select(select)
