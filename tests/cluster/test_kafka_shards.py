@@ -20,7 +20,7 @@ from support.kafka_wire import Wire
 from support.local_s3 import LocalS3
 from support.s3 import S3
 from support.waiting import poll
-from topics_cluster.forward_kafka import node_id
+from topics_cluster.forward_connections import node_id
 from topics_kafka.protocol import ApiKey, Message
 
 SHARDS = 4

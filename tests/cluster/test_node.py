@@ -16,7 +16,7 @@ from support.cluster import Cluster
 from support.etcd import Etcd
 from support.http import Api
 from support.local_s3 import LocalS3
-from topics_cluster.forward_kafka import node_id
+from topics_cluster.forward_connections import node_id
 from topics_proto.v1 import admin_service_pb2, admin_service_pb2_grpc
 
 PAUSE_SECONDS = 2.0

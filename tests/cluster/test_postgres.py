@@ -64,7 +64,7 @@ class Nodes:
         return int(running.shards[SQL_SHARD].place.term.core.api.metrics.sql.sessions)
 
     def statistics(self, name: str) -> Any:
-        """What a node counts of the protocol."""
+        """Figures of the protocol at a node."""
         running: Any = self.nodes[name]._running
         return running._composition.api.metrics.postgres
 

@@ -14,9 +14,9 @@ from typing import Final
 import grpc
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from topics_cluster.forward_connections import Splice, node_id
 from topics_cluster.forward_grpc import GrpcForwarder
 from topics_cluster.forward_http import ForwardingApp, refuse
-from topics_cluster.forward_kafka import Splice, node_id
 from topics_cluster.owner_search import OwnerSource
 from topics_kafka.handlers import Answer, Context, Handler, ServerContext
 from topics_kafka.listener import KafkaServer

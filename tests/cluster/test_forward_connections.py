@@ -11,7 +11,7 @@ import pytest
 from support.forwarded import bound, never
 from support.waiting import until
 from topics_cluster.coordinator import Addresses
-from topics_cluster.forward_kafka import Splice, node_id
+from topics_cluster.forward_connections import Splice, node_id
 
 
 class Echo:
