@@ -34,7 +34,7 @@ def db(where: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 def psql(where: str, *commands: str) -> str:
-    """What psql prints for these commands."""
+    """Output of psql for these commands."""
     if shutil.which("psql") is None:
         without("psql is not installed")
     arguments = [each for command in commands for each in ("-c", command)]
@@ -88,7 +88,7 @@ MADE = Table("made", METADATA, Column("id", BigInteger, primary_key=True, autoin
 
 
 def look(connection: Connection, namespace: str) -> dict[str, Any]:
-    """What SQLAlchemy finds out about the table."""
+    """The table as SQLAlchemy finds it."""
     seen = inspect(connection)
     METADATA.create_all(connection, checkfirst=True)
     METADATA.create_all(connection, checkfirst=True)

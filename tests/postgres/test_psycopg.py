@@ -58,6 +58,14 @@ def test_a_parameter_without_context_has_the_type_of_the_client(db: psycopg.Conn
     assert "  primary key (id)" in [line for (line,) in plan]
 
 
+def test_an_analytical_query_sees_the_changes_of_its_transaction(db: psycopg.Connection[Any]) -> None:
+    db.execute("CREATE TABLE summed (id BIGINT PRIMARY KEY, n BIGINT)")
+    with db.transaction(force_rollback=True):
+        db.execute("INSERT INTO summed VALUES (1, 5), (2, 7)")
+        assert db.execute("SELECT sum(a.n), count(*) FROM summed a JOIN summed b USING (id)").fetchone() == (12, 2)
+    assert db.execute("SELECT count(*) FROM summed a JOIN summed b USING (id)").fetchone() == (0,)
+
+
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
 def test_a_join_with_groups_and_a_parameter(db: psycopg.Connection[Any], binary: bool) -> None:
     db.execute("CREATE TABLE buyers (id BIGINT PRIMARY KEY, name TEXT)")

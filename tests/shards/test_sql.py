@@ -154,7 +154,7 @@ async def test_a_topic_with_partitions_in_other_shards_gets_no_events() -> None:
 
 
 async def test_a_topic_is_a_table_as_far_as_it_lies_beside_the_tables() -> None:
-    """What CREATE TOPIC made is read; of others the partitions that are here, and the rest is refused by name."""
+    """Topics of CREATE TOPIC are read; of others the partitions that are here, and the rest is refused by name."""
     async with open_shards(COUNT) as world:
         await world.sql(f"CREATE TOPIC {NAME}")
         await world.api.append(AppendRequest(topic=NAME, batch=Batch([b"1"])), principal=UNRESTRICTED)

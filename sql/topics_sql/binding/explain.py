@@ -29,9 +29,11 @@ from topics_service.engine.tables.values import to_text
 MAX_SHOWN = 20
 
 
-def explain(action: plans.Select | plans.Analysis | plans.Change, schema: Schema) -> tuple[str, ...]:
-    """The lines that tell how a statement would run."""
-    return tuple(_lines(action, schema))
+def explain(action: plans.Select | plans.Analysis | plans.Change, schema: Schema) -> plans.Explain:
+    """The plan that tells how a statement would run."""
+    query = action if isinstance(action, plans.Analysis | plans.Select) else action.query
+    analyzed = query.tables if isinstance(query, plans.Analysis) else ()
+    return plans.Explain(tuple(_lines(action, schema)), tuple(table.table_id for table in analyzed))
 
 
 def _lines(action: plans.Select | plans.Analysis | plans.Change, schema: Schema) -> Iterator[str]:

@@ -122,9 +122,9 @@ def explain_statement(context: Context, tree: syntax.Explain) -> plans.Explain:
     """Plan EXPLAIN: the plan of another statement as lines."""
     statement = tree.statement
     if isinstance(statement, syntax.Select | syntax.Compound | syntax.Values):
-        return plans.Explain(explain(select(context, statement), context.schema))
+        return explain(select(context, statement), context.schema)
     if isinstance(statement, syntax.Insert):
-        return plans.Explain(explain(insert(context, statement), context.schema))
+        return explain(insert(context, statement), context.schema)
     if isinstance(statement, syntax.Update):
-        return plans.Explain(explain(update(context, statement), context.schema))
-    return plans.Explain(explain(delete(context, statement), context.schema))
+        return explain(update(context, statement), context.schema)
+    return explain(delete(context, statement), context.schema)

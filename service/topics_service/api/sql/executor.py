@@ -580,11 +580,7 @@ class Run:
         return SqlResult(message=action.message)
 
     async def _explain(self, action: plans.Explain) -> SqlResult:
-        large = {f"read {name}" for name in self._api.analyses.large()}
-        how = " in parts: it takes more than TOPICS_SQL_CACHE_BYTES"
-        analyzed = any("analyze in DuckDB" in line for line in action.lines)
-        lines = (f"{line}{how}" if analyzed and line.strip() in large else line for line in action.lines)
-        return explained(plans.Explain(tuple(lines)))
+        return explained(self._api.analyses.told(action))
 
     async def _subscribe(self, action: plans.Subscribe) -> SqlResult:
         message = "SUBSCRIBE has no end: send it to POST /api/sql/subscribe or SqlService.Subscribe"

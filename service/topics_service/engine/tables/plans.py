@@ -448,9 +448,10 @@ class Nothing(Struct, frozen=True):
 
 
 class Explain(Struct, frozen=True):
-    """The lines that tell how a statement would run."""
+    """The lines that tell how a statement would run, and the ids of tables that DuckDB reads for it."""
 
     lines: tuple[str, ...]
+    analyzed: tuple[str, ...] = ()
 
 
 Query = Select | Analysis

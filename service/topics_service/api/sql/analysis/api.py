@@ -61,6 +61,12 @@ class Analyses:
         """The tables that are known to be too large to be kept, and are read in parts."""
         return [] if self._cache is None else self._cache.large()
 
+    def told(self, action: plans.Explain) -> plans.Explain:
+        """EXPLAIN with the tables that are too large now to be kept."""
+        large = {f"read {name}" for name in self.large() if name in action.analyzed}
+        how = " in parts: it takes more than TOPICS_SQL_CACHE_BYTES"
+        return plans.Explain(tuple(f"{line}{how}" if line.strip() in large else line for line in action.lines))
+
     def close(self) -> None:
         """Take no more queries."""
         self._threads.shutdown(wait=False, cancel_futures=True)
